@@ -104,39 +104,31 @@ def group_advantages(
     """Compute the advantage of every row of a batch.
 
     Args:
-        rewards: [N]; whatever stands in a row that is not known is not read.
+        rewards: [N]; what stands in a row that is not known is not read.
         group_index: [N], group of each row in 0..num_groups - 1, in any order.
         known: [N] bool, False where the reward is NULL; all known by default.
-        estimator: see `Estimator`.
+        estimator: one of `Estimator`.
         num_groups: defaults to the largest index + 1.
         min_group_size: a group with fewer known rewards is not trained; at least 2 for a group baseline.
         eps: added to the standard deviation where there is one.
 
     Raises:
-        UsageError: unknown estimator, bad min_group_size or eps, or groups of one row with a group baseline.
+        UsageError: unknown estimator, bad min_group_size or eps, or no group of two rows for a group baseline.
         DataError: shapes differ, an index is out of range, or a known reward is not finite.
     """
     values, groups, mask, num_groups = _checked_rows(rewards, group_index, known, num_groups)
     rows_per_group = np.bincount(groups, minlength=num_groups)  # [num_groups]
     check_group_size(estimator, int(rows_per_group.max()) if groups.size else 2)
     _check_settings(estimator, min_group_size, eps)
-
-    num_known = np.bincount(groups, weights=mask, minlength=num_groups).astype(np.int64)  # [num_groups]
+    num_known = rows_per_group if mask.all() else np.bincount(groups[mask], minlength=num_groups)  # [num_groups]
     trained_groups = num_known >= min_group_size
     trainable = mask & trained_groups[groups]
-    # Rewards relative to a known one of the same group: equal rewards give exact zeros whatever their rounding, and a
-    # large offset common to the group costs no digits.
-    anchor = np.zeros(num_groups)  # [num_groups]
-    anchor[groups[mask][::-1]] = values[mask][::-1]
-    shifted = np.where(mask, values - anchor[groups], 0.0)  # [N]
-    differs = np.abs(shifted) > _SPREAD_ULPS * np.finfo(np.float64).eps * np.abs(anchor)[groups]
-    shifted = np.where(differs, shifted, 0.0)
-    num_different = np.bincount(groups, weights=differs, minlength=num_groups)
-
-    if uses_group_baseline(estimator):
-        raw = _from_group(estimator, shifted, groups, trainable, num_groups, eps)
-    else:
+    shifted = _relative_to_group(values, groups, mask, num_groups)  # [N]
+    num_different = np.bincount(groups, weights=shifted != 0.0, minlength=num_groups)  # [num_groups]
+    if estimator == "reinforce_pp":
         raw = _from_batch(values, trainable, eps)
+    else:
+        raw = _from_group(estimator, shifted, groups, trainable, num_known, eps)
     ddof = _DDOF.get(estimator)
     return Advantages(
         advantages=np.where(trainable, raw, 0.0),
@@ -151,20 +143,33 @@ def group_advantages(
     )
 
 
+def _relative_to_group(values: FloatArray, groups: IntArray, mask: BoolArray, num_groups: int) -> FloatArray:
+    """Rewards minus the first known reward of their group, [N]; 0 where not known or equal to it up to rounding.
+
+    Equal rewards so give exact zeros whatever their rounding, and a large offset common to the group costs no digits.
+    """
+    anchor = np.zeros(num_groups)  # [num_groups]
+    rows = np.flatnonzero(mask)[::-1]
+    anchor[groups[rows]] = values[rows]  # the last assignment, that is the first row, stays
+    shifted = values - anchor[groups]
+    rounding = np.abs(anchor) * (_SPREAD_ULPS * np.finfo(np.float64).eps)  # [num_groups]
+    return np.where(mask & (np.abs(shifted) > rounding[groups]), shifted, 0.0)
+
+
 def _from_group(
-    estimator: Estimator, shifted: FloatArray, groups: IntArray, trainable: BoolArray, num_groups: int, eps: float
+    estimator: Estimator, shifted: FloatArray, groups: IntArray, trainable: BoolArray, num_known: IntArray, eps: float
 ) -> FloatArray:
-    count = np.bincount(groups, weights=trainable, minlength=num_groups)  # [num_groups]
-    at_least_one = np.maximum(count, 1.0)
-    kept = np.where(trainable, shifted, 0.0)
-    mean = np.bincount(groups, weights=kept, minlength=num_groups) / at_least_one
+    num_groups = num_known.size
+    count = np.maximum(num_known, 1).astype(np.float64)  # [num_groups]
+    mean = np.bincount(groups, weights=shifted, minlength=num_groups) / count  # rows that are not known add 0
     centred = np.where(trainable, shifted - mean[groups], 0.0)  # [N]
     if estimator == "dr_grpo":
         return centred
     if estimator == "rloo":
-        return centred * (at_least_one / np.maximum(count - 1.0, 1.0))[groups]
+        return centred * (count / np.maximum(count - 1.0, 1.0))[groups]
     if estimator == "reinforce_pp_baseline":
-        return centred / (np.sqrt(np.square(centred).sum() / max(1, int(trainable.sum()))) + eps)
+        spread = np.sqrt(np.square(centred).sum() / max(1, int(trainable.sum())))
+        return centred / _positive(np.asarray(spread + eps))
     squares = np.bincount(groups, weights=np.square(centred), minlength=num_groups)
     deviation = np.sqrt(squares / np.maximum(count - _DDOF[estimator], 1.0))  # [num_groups]
     return centred / _positive(deviation + eps)[groups]
@@ -178,7 +183,7 @@ def _from_batch(values: FloatArray, trainable: BoolArray, eps: float) -> FloatAr
 
 
 def _positive(divisor: FloatArray) -> FloatArray:
-    # With eps = 0 an all-equal group has 0 / 0; its numerators are exact zeros, so any divisor keeps them.
+    # With eps = 0 equal rewards give 0 / 0; the numerators are exact zeros, so any divisor keeps them.
     return np.where(divisor > 0.0, divisor, 1.0)
 
 
@@ -202,7 +207,7 @@ def _checked_rows(
         raise DataError(
             f"row {bad[0]} has the reward {values[bad[0]]}", hint="a reward that is not known is NULL: known=False"
         )
-    return values, groups, mask, total
+    return np.where(mask, values, 0.0), groups, mask, total
 
 
 def _check_settings(estimator: Estimator, min_group_size: int, eps: float) -> None:

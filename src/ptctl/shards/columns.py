@@ -126,12 +126,13 @@ def stream_views(column: pa.ChunkedArray[Any]) -> list[npt.NDArray[Any]]:
 
 
 def table_to_rows(kind: str, table: pa.Table) -> list[Any]:
-    """Turn a table, or a projection of one that keeps every field without a default, back into rows.
+    """Turn a table, or a projection of one that keeps every narrow field without a default, back into rows.
 
-    Token streams are numpy arrays in the rows.
+    Token streams are numpy arrays in the rows; those that the projection leaves out are empty.
     """
     row_type = ROW_TYPES[kind]
     types = column_types(row_type)
+    absent = {name: () for name, column in types.items() if column.stream and name not in table.column_names}
     names = [name for name in table.column_names if name in types]
     columns: list[Sequence[Any]] = []
     for name in names:
@@ -141,4 +142,4 @@ def table_to_rows(kind: str, table: pa.Table) -> list[Any]:
         else:
             read = _value_reader(column)
             columns.append([read(value) for value in table.column(name).to_pylist()])
-    return [row_type(**dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True)]
+    return [row_type(**absent, **dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True)]

@@ -9,7 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from ptctl.errors import CorruptShard, DuplicateRow, InputNotFound
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ptctl.errors import CorruptShard, DigestMismatch, DuplicateRow, InputNotFound
+from ptctl.records import Task
+from ptctl.shards.columns import table_to_rows
 from ptctl.shards.files import write_json
 from ptctl.shards.reader import input_paths, iter_rows, read_table
 from ptctl.shards.writer import Lineage
@@ -132,3 +137,25 @@ def datasets_in(directory: Path) -> Iterator[Path]:
         return
     children = [path for path in directory.iterdir() if not path.name.startswith(".") and is_complete(path)]
     yield from sorted(children, key=lambda path: (not path.name.isdigit(), int(path.name) if path.name.isdigit() else 0, path.name))
+
+
+def tasks_by_id(paths: Sequence[Path], digests: Mapping[str, str]) -> dict[str, Task]:
+    """The tasks that `digests` (task_id → task_digest) names, out of task shards.
+
+    Raises InputNotFound for a task that is in none of them, DigestMismatch for one that was changed since it was drawn.
+    """
+    wanted = pa.array(list(digests), type=pa.string())
+    found: dict[str, Task] = {}
+    for path in paths:
+        table = read_table(path, "tasks")
+        table = table.filter(pc.is_in(table.column("task_id"), value_set=wanted))
+        found.update({task.task_id: task for task in table_to_rows("tasks", table)})
+    for task_id, digest in digests.items():
+        if task_id not in found:
+            raise InputNotFound(f"task {task_id!r} is in none of {len(paths)} task shards", hint="was the pool replaced?")
+        if found[task_id].task_digest != digest:
+            raise DigestMismatch(
+                f"task {task_id!r} has digest {found[task_id].task_digest[:12]}, it was drawn with {digest[:12]}",
+                hint="a changed task needs a new draw",
+            )
+    return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ptctl.errors import Interrupted, UsageError
-from ptctl.shards.dataset import expand, is_complete, shards_in
+from ptctl.shards.dataset import datasets_in, expand, is_complete, shards_in
 
 MIN_POLL_S = 0.02
 MAX_POLL_S = 0.2
@@ -79,3 +79,24 @@ def follow_shards(directory: Path, *, stopped: Callable[[], bool]) -> Iterator[P
         if fresh:
             poll.found()
         poll.wait()
+
+
+def follow_datasets(
+    directory: Path, *, done: Callable[[Path], bool], stopped: Callable[[], bool], idle: Callable[[], bool]
+) -> Iterator[Path]:
+    """Yield each complete dataset below `directory` that is not `done`, lowest batch first, until `stopped`.
+
+    `idle` is called when there is none; it may use the time and returns whether it did anything. Whether a dataset is done is
+    looked up each time, never remembered: what is committed is the only fact.
+    """
+    finished: set[Path] = set()
+    poll = Poll()
+    while not stopped():
+        waiting = next((path for path in datasets_in(directory) if path not in finished and not done(path)), None)
+        if waiting is not None:
+            yield waiting
+            if done(waiting):
+                finished.add(waiting)  # a dataset that is done stays done; saves looking again
+            poll.found()
+        elif not idle():
+            poll.wait()

@@ -115,3 +115,9 @@ def fingerprint(kind: str) -> str:
 def stream_columns(kind: str) -> list[str]:
     """Names of the token-stream columns of a kind."""
     return [name for name, column in column_types(ROW_TYPES[kind]).items() if column.stream is not None]
+
+
+def narrow_columns(kind: str) -> list[str]:
+    """Names of all columns but the token streams, which are nearly all of the bytes."""
+    streams = set(stream_columns(kind))
+    return [name for name in column_types(ROW_TYPES[kind]) if name not in streams]

@@ -48,7 +48,7 @@ def incomplete_beta(a: float, b: float, x: float, *, complement: float | None = 
     if not (a > 0.0 and b > 0.0 and 0.0 <= x <= 1.0):
         raise UsageError(f"incomplete_beta needs a > 0, b > 0 and 0 <= x <= 1, got a={a!r}, b={b!r}, x={x!r}")
     y = 1.0 - x if complement is None else complement
-    if x == 0.0 or y == 1.0:
+    if x == 0.0:
         return 0.0
     if y == 0.0:
         return 1.0

@@ -1,0 +1,142 @@
+"""Entry point: lazy subcommands, and the one place where errors become exit codes."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from ptctl import __version__
+from ptctl.errors import EXIT_CODE_MEANING, ExitCode, PtctlError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("ptctl.cli.init", "Write a recipe to start from."),
+    "run": ("ptctl.cli.run", "Run a whole recipe: warm stage processes that meet on disk."),
+    "sample": ("ptctl.cli.sample", "Draw tasks from a pool: pool + history → draws."),
+    "rollout": ("ptctl.cli.rollout", "Let the policy act: draws + policy → trajectories."),
+    "score": ("ptctl.cli.score", "Verify: trajectories → scores."),
+    "train": ("ptctl.cli.train", "Update the policy: scores + policy → next policy."),
+    "eval": ("ptctl.cli.evaluate", "Report success by stratum, and gate: scores → report, exit code."),
+    "show": ("ptctl.cli.show", "Show a trajectory, readable."),
+    "tasks": ("ptctl.cli.tasks", "Import task pools."),
+    "doctor": ("ptctl.cli.doctor", "Say what this machine can run and enforce."),
+}
+"""Subcommand → module with a typer `app`, and the help line (so that `--help` imports none of them)."""
+
+
+class LazyGroup(TyperGroup):
+    """Imports a subcommand's module when it is called, so that `ptctl eval` never pays for `ptctl train`."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the pipeline."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the subcommand. For the group's own help a stand-in with the help line is enough."""
+        if cmd_name not in COMMANDS:
+            return None
+        module_name, help_line = COMMANDS[cmd_name]
+        if not ctx.protected_args and ctx.invoked_subcommand is None and _is_group_help():
+            return click.Command(cmd_name, help=help_line)
+        command = typer.main.get_command(importlib.import_module(module_name).app)
+        command.name = cmd_name
+        return command
+
+
+def _is_group_help() -> bool:
+    return not any(argument in COMMANDS for argument in sys.argv[1:])
+
+
+def _exit_code_table() -> str:
+    return "\n".join(f"{code.value:>4}  {meaning}" for code, meaning in EXIT_CODE_MEANING.items())
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Post-training of large language models as Unix filters over Parquet.",
+    epilog="\b\nExit codes:\n" + _exit_code_table(),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"ptctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Post-training of large language models as Unix filters over Parquet: sample | rollout | score | train, and eval."""
+
+
+def _complain(message: str, hint: str | None) -> None:
+    print(f"ptctl: error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit without a second complaint from the interpreter about a closed standard output."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = ExitCode.BROKEN_PIPE
+    if code == ExitCode.BROKEN_PIPE:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _run_command() -> int:
+    command = typer.main.get_command(app)
+    result: Any = command.main(prog_name="ptctl", standalone_mode=False)
+    return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+def _code_of_os_error(error: OSError) -> ExitCode:
+    if isinstance(error, FileNotFoundError):
+        return ExitCode.NO_INPUT
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return ExitCode.CANNOT_CREATE
+    return ExitCode.IO_ERROR
+
+
+def main() -> NoReturn:
+    """Run the command line and leave with its exit code. Anything not listed here is a bug and shows its traceback."""
+    try:
+        code = _run_command()
+    except PtctlError as error:
+        if error.exit_code == ExitCode.BUG:
+            raise
+        _complain(str(error), error.hint)
+        code = error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message(), file=sys.stderr)
+        code = ExitCode.USAGE
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        _complain(error.format_message(), f"{context.command_path} --help" if context is not None else None)
+        code = ExitCode.USAGE
+    except (click.Abort, KeyboardInterrupt):
+        code = ExitCode.SIGINT
+    except BrokenPipeError:
+        code = ExitCode.BROKEN_PIPE
+    except OSError as error:
+        # A disk that is full or a path without permission is the operator's to mend, not a bug.
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT):
+            raise
+        _complain(str(error), None)
+        code = _code_of_os_error(error)
+    _leave(code)

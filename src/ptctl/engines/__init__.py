@@ -1,0 +1,1 @@
+"""What generates: `local` (in-process transformers model) and `oracle` (acts out reference solutions)."""
