@@ -8,9 +8,11 @@ from typing import Any
 
 SPECIAL_TOKENS = ("<|pad|>", "<|unk|>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|call|>", "<|end|>")
 CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
-WORDS = tuple(
-    ["what", "is", "plus", "minus", "times", "reverse", "first", "last", "two", "letters", "of", "largest", "smallest", "how", "old", "will", "be", "in", "years", "the", "sum", "ages", "and", "calc", "lookup", "double"]
+_SENTENCE = (
+    "what is plus minus times reverse first last two letters of largest smallest how old will be in years the sum"
+    " ages and calc lookup double"
 )
+WORDS = tuple(_SENTENCE.split(" "))
 CHAT_TEMPLATE = (
     "{%- for m in messages -%}"
     "{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}"

@@ -35,7 +35,7 @@ from ptctl.records import (
 )
 from ptctl.seeds import derive_seed
 
-NUM_TRAIN = 500
+NUM_TRAIN = 1000
 """Training tasks of a stratum; fewer where there are not so many distinct prompts (math/1: single digits)."""
 NUM_EVAL = 40
 """Held-out tasks of a stratum."""

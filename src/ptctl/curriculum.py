@@ -5,7 +5,7 @@ never seen borrows from its relatives. The weight of a task is
 
     floor + learnability · 4p(1 − p) + failure · failure rate + novelty / (1 + draws so far)
 
-with p the posterior mean. Domains then share the batch between their summed weights and equal parts. Left out so far: decay of
+with p the posterior mean. Domains (or families) then share the batch between their summed weights and equal parts. Left out so far: decay of
 old outcomes over policy versions, retirement of solved tasks, quarantine of tasks whose environment fails.
 """
 
@@ -44,8 +44,10 @@ class CurriculumSettings:
     failure_weight: float
     novelty_weight: float
     floor_weight: float
-    domain_balance: float
-    """0: domains share the batch by summed weight; 1: equally."""
+    quota_by: str
+    """`domain` or `family`: what shares the batch."""
+    quota_balance: float
+    """0: by summed weight; 1: equally."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,14 +89,14 @@ def task_weights(history: History, family: IntArray, settings: CurriculumSetting
     return TaskWeights(weight=weight, success=success, failure_rate=failure_rate, novelty=novelty)
 
 
-def domain_quotas(weight: FloatArray, domain: IntArray, num_groups: int, balance: float) -> tuple[IntArray, FloatArray]:
-    """Share `num_groups` among domains. Returns counts [D], which add up to it, and the exact shares [D].
+def quotas(weight: FloatArray, part: IntArray, num_groups: int, balance: float) -> tuple[IntArray, FloatArray]:
+    """Share `num_groups` among domains or families. Returns counts [D], which add up to it, and the exact shares [D].
 
     Largest remainders get what rounding leaves, ties to the lower index.
     """
-    num_domains = int(domain.max()) + 1
-    mass = np.bincount(domain, weights=weight, minlength=num_domains)
-    present = np.bincount(domain, minlength=num_domains) > 0
+    num_parts = int(part.max()) + 1
+    mass = np.bincount(part, weights=weight, minlength=num_parts)
+    present = np.bincount(part, minlength=num_parts) > 0
     equal = present / present.sum()
     share = (1.0 - balance) * mass / mass.sum() + balance * equal
     exact = share * num_groups
@@ -118,16 +120,17 @@ def choose(weight: FloatArray, count: int, rng: np.random.Generator) -> IntArray
 
 
 def draw_tasks(
-    weights: TaskWeights, domain: IntArray, num_groups: int, settings: CurriculumSettings, seed: int
+    weights: TaskWeights, part: IntArray, num_groups: int, settings: CurriculumSettings, seed: int
 ) -> tuple[IntArray, FloatArray]:
-    """Draw a batch: task indices # [num_groups] in random order, and each one's domain share # [num_groups]."""
+    """Draw a batch: task indices # [num_groups] in random order, and the share of each one's part # [num_groups].
+
+    `part` is [P], the index of each task's domain or family.
+    """
     rng = np.random.Generator(np.random.Philox(seed))
-    # `uniform` is uniform over tasks: domains get what their number of tasks gives them.
-    balance = settings.domain_balance if settings.strategy != "uniform" else 0.0
-    counts, share = domain_quotas(weights.weight, domain, num_groups, balance)
-    parts: list[IntArray] = []
+    counts, share = quotas(weights.weight, part, num_groups, settings.quota_balance)
+    chosen: list[IntArray] = []
     for index in np.flatnonzero(counts):
-        members = np.flatnonzero(domain == index)
-        parts.append(members[choose(weights.weight[members], int(counts[index]), rng)])
-    drawn = rng.permutation(np.concatenate(parts))
-    return drawn, share[domain[drawn]]
+        members = np.flatnonzero(part == index)
+        chosen.append(members[choose(weights.weight[members], int(counts[index]), rng)])
+    drawn = rng.permutation(np.concatenate(chosen))
+    return drawn, share[part[drawn]]

@@ -278,7 +278,7 @@ class Draw:
     novelty: Float64 | None = None
     """1 for a task never drawn, falling with the number of draws."""
     quota: Float64 | None = None
-    """Share of the batch that the task's domain was given."""
+    """Share of the batch that the task's domain (or family) was given."""
 
 
 # ── Trajectory ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,6 +9,7 @@ A package offers an engine with
 from __future__ import annotations
 
 import difflib
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -28,7 +29,9 @@ EXTRA_OF_MODULE = {
 """Top-level module → the extra that installs it, for the hint."""
 
 
+@cache
 def _points(group: str) -> dict[str, EntryPoint]:
+    # Cached, because a scan of the installed packages takes milliseconds and environments look up their tools each episode.
     if group not in GROUPS:
         raise ValueError(f"unknown plug-in group {group!r}")
     return {point.name: point for point in entry_points(group=f"ptctl.{group}")}

@@ -8,9 +8,8 @@ import os
 import sys
 from typing import Any, NoReturn
 
-import click
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ptctl import __version__
 from ptctl.errors import EXIT_CODE_MEANING, ExitCode, PtctlError
@@ -30,20 +29,24 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Subcommand → module with a typer `app`, and the help line (so that `--help` imports none of them)."""
 
 
+# typer carries its own copy of click in some versions and imports click in others; its public names lead to either.
+ClickException: type[Any] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+
+
 class LazyGroup(TyperGroup):
     """Imports a subcommand's module when it is called, so that `ptctl eval` never pays for `ptctl train`."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         """Names in the order of the pipeline."""
         return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import the subcommand. For the group's own help a stand-in with the help line is enough."""
         if cmd_name not in COMMANDS:
             return None
         module_name, help_line = COMMANDS[cmd_name]
-        if not ctx.protected_args and ctx.invoked_subcommand is None and _is_group_help():
-            return click.Command(cmd_name, help=help_line)
+        if _is_group_help():
+            return TyperCommand(cmd_name, help=help_line)
         command = typer.main.get_command(importlib.import_module(module_name).app)
         command.name = cmd_name
         return command
@@ -88,6 +91,16 @@ def _complain(message: str, hint: str | None) -> None:
         print(f"hint: {hint}", file=sys.stderr)
 
 
+def _complain_usage(error: Any) -> ExitCode:
+    """click's own errors: unknown options, missing arguments, bad values. No arguments at all prints the help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error.format_message(), file=sys.stderr)
+    else:
+        context = getattr(error, "ctx", None)
+        _complain(error.format_message(), f"{context.command_path} --help" if context is not None else None)
+    return ExitCode.USAGE
+
+
 def _leave(code: int) -> NoReturn:
     """Exit without a second complaint from the interpreter about a closed standard output."""
     try:
@@ -122,14 +135,9 @@ def main() -> NoReturn:
             raise
         _complain(str(error), error.hint)
         code = error.exit_code
-    except click.exceptions.NoArgsIsHelpError as error:
-        print(error.format_message(), file=sys.stderr)
-        code = ExitCode.USAGE
-    except click.ClickException as error:
-        context = getattr(error, "ctx", None)
-        _complain(error.format_message(), f"{context.command_path} --help" if context is not None else None)
-        code = ExitCode.USAGE
-    except (click.Abort, KeyboardInterrupt):
+    except ClickException as error:
+        code = _complain_usage(error)
+    except (typer.Abort, KeyboardInterrupt):
         code = ExitCode.SIGINT
     except BrokenPipeError:
         code = ExitCode.BROKEN_PIPE

@@ -23,7 +23,8 @@ def curriculum_settings(values: RecipeModel, purpose: Purpose) -> CurriculumSett
         failure_weight=section.failure_weight,
         novelty_weight=section.novelty_weight,
         floor_weight=section.floor_weight,
-        domain_balance=section.domain_balance,
+        quota_by=section.quota_by,
+        quota_balance=0.0 if purpose == Purpose.EVAL else section.quota_balance,
     )
 
 

@@ -147,8 +147,8 @@ class BatchDecoder:
             [row.uniforms[len(row.tokens)] for row in self._rows], dtype=torch.float64, device=self._device
         )
         ids, logprobs = draw_tokens(self._next_logits(), self._settings, uniforms)
-        drawn = cast("list[int]", ids.tolist())
-        for row, token, logprob in zip(self._rows, drawn, cast("list[float]", logprobs.tolist()), strict=True):
+        drawn: Any = zip(self._rows, cast("Any", ids).tolist(), cast("Any", logprobs).tolist(), strict=True)
+        for row, token, logprob in drawn:
             if math.isnan(logprob):
                 row.finish_reason = "error"
                 continue

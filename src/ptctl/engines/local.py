@@ -63,8 +63,8 @@ class LocalEngine:
 
     - Log-probabilities are those of the full vocabulary at the sampling temperature (at 1 for greedy), also with top-p
       and top-k.
-    - `update_policy` lets requests in flight end with the policy that they began with; requests that come meanwhile wait
-      for the new one. So a completion has one version span, and none where the policy has no version.
+    - `update_policy` lets requests in flight end with the policy that they began with; requests that come meanwhile
+      wait for the new one. So a completion has one version span, and none where the policy has no version.
     - Rows of one context that arrive together are read once; the next turn of an episode (same `episode_seed`) reads
       only what is new. Both are counted in `num_cached_tokens`.
     - Sequences end at `context_length`, or at the sliding window of models that have one.

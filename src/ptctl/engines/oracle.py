@@ -12,7 +12,7 @@ from typing import ClassVar
 from ptctl.engines.admission import check_context, check_sampling
 from ptctl.engines.model_directory import read_model_directory
 from ptctl.engines.tokenizer import HuggingFaceTokenizer
-from ptctl.errors import RowFailure, Unavailable, UsageError
+from ptctl.errors import DataError, RowFailure, Unavailable, UsageError
 from ptctl.protocols import Completion, EngineSettings, GenerateRequest
 from ptctl.records import ReferenceAction, Solution, Task
 from ptctl.seeds import SEED_BITS, derive_seed
@@ -88,7 +88,10 @@ class OracleEngine:
     def _text(self, action: ReferenceAction, task: Task) -> str:
         if not action.tool_calls:
             return action.content
-        return action.content + render_calls(action.tool_calls, task.tools, self._settings.tool_call_format)
+        try:
+            return action.content + render_calls(action.tool_calls, task.tools, self._settings.tool_call_format)
+        except DataError as error:  # this task's reference cannot be written, which is no reason to stop the others
+            raise RowFailure(f"a solution of task {task.task_id} cannot be written: {error}", kind="engine") from error
 
 
 def choose_solution(task: Task, episode_seed: int) -> Solution:

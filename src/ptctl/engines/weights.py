@@ -16,7 +16,17 @@ from ptctl.engines.model_directory import weight_files
 from ptctl.errors import DataError
 
 _NOT_ARCHITECTURE = frozenset(
-    ["transformers_version", "_name_or_path", "dtype", "torch_dtype", "use_cache", "initializer_range", "attention_dropout", "bos_token_id", "pad_token_id"]
+    {
+        "_name_or_path",
+        "attention_dropout",
+        "bos_token_id",
+        "dtype",
+        "initializer_range",
+        "pad_token_id",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
 )
 """Keys of config.json that do not change what the model computes."""
 
@@ -96,9 +106,10 @@ def _check_architecture(model: Any, directory: Path) -> None:
         raise DataError(f"cannot read the config of {directory}: {_first_line(error)}") from error
     offered: dict[str, Any] = config.to_dict()
     for key in sorted((runs.keys() | offered.keys()) - _NOT_ARCHITECTURE):
-        if runs.get(key) != offered.get(key):
+        here, there = runs.get(key), offered.get(key)
+        if here != there:
             raise DataError(
-                f"{directory} is another architecture: {key} is {offered.get(key)!r}, the engine runs {runs.get(key)!r}",
+                f"{directory} is another architecture: {key} is {there!r}, the engine runs {here!r}",
                 hint="start an engine for this model",
             )
 

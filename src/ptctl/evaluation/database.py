@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -48,7 +48,7 @@ def literal(path: Path) -> str:
 
 
 class Database:
-    """One connection. Methods raise OutputError where memory or spill space run out, and duckdb.Error for what is a bug."""
+    """One connection. Methods raise OutputError where memory or spill space run out; duckdb.Error is a bug."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
@@ -105,7 +105,7 @@ class Database:
 
 
 @contextmanager
-def open_database() -> Iterator[Database]:
+def open_database() -> Generator[Database]:
     """An empty database that is gone with the block, and what it spilled with it."""
     with tempfile.TemporaryDirectory(prefix="ptctl-duckdb-") as spill:
         settings = {

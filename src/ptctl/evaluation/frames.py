@@ -1,8 +1,8 @@
-"""One side of an evaluation as counts per task. Duplicates, foreign groups and digests that do not fit are refused here."""
+"""One side of an evaluation as counts per task. Duplicates, strangers and digests that do not fit are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -38,7 +38,7 @@ TASK_FACTS = {
     "expected_tool_calls": "expected_tool_calls",
     "verification_difficulty": "verification_difficulty",
     "risk": "risk",
-    "prompt_length": "list_sum(list_transform(prompt, lambda message: length(message.content)))",
+    "prompt_length": "list_sum([length(message.content) for message in prompt])",
 }
 """Stratum key → expression over a task shard. The prompt is measured in characters: tokens depend on the policy."""
 MAP_KEY = "strata."
@@ -89,8 +89,11 @@ class Tasks:
 
 
 @contextmanager
-def open_side(shards: Shards, keys: Sequence[str]) -> Iterator[Database]:
-    """Load one side and check it. Tables: draws, expected (a row a task), tasks, scores, final (a row a slot), trajectories.
+def open_side(shards: Shards, keys: Sequence[str]) -> Generator[Database]:
+    """Load one side and check it.
+
+    Tables: draws, expected and tasks (a row a task drawn), scores, final (a row a slot: its last attempt),
+    trajectories, episodes (the last attempts among them).
 
     Raises CorruptShard, DuplicateRow, DigestMismatch, DataError or InputNotFound, each naming what is wrong.
     """
@@ -149,7 +152,8 @@ def _derive(database: Database) -> None:
 
 def _refuse_strangers(database: Database) -> None:
     """Rows that no draw or trajectory accounts for."""
-    if (row := database.first("SELECT group_id FROM scores ANTI JOIN draws USING (group_id) ORDER BY 1 LIMIT 1")) is not None:
+    query = "SELECT group_id FROM scores ANTI JOIN draws USING (group_id) ORDER BY 1 LIMIT 1"
+    if (row := database.first(query)) is not None:
         raise DataError(f"scores of group {row[0]!r}, which no draw of their lineage has")
     query = "SELECT trajectory_id FROM scores ANTI JOIN trajectories USING (trajectory_id) ORDER BY 1 LIMIT 1"
     if (row := database.first(query)) is not None:
@@ -162,7 +166,8 @@ def _refuse_strangers(database: Database) -> None:
     query = "SELECT trajectory_id FROM final WHERE scored AND success IS NULL ORDER BY 1 LIMIT 1"
     if (row := database.first(query)) is not None:
         raise DataError(f"the score of trajectory {row[0]!r} is `scored` but has neither reward nor passed")
-    if (row := database.first("SELECT task_id FROM expected ANTI JOIN tasks USING (task_id) ORDER BY 1 LIMIT 1")) is not None:
+    query = "SELECT task_id FROM expected ANTI JOIN tasks USING (task_id) ORDER BY 1 LIMIT 1"
+    if (row := database.first(query)) is not None:
         raise InputNotFound(f"task {row[0]!r} was drawn but is in no pool of the lineage")
     query = "SELECT task_id FROM tasks GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT 1"
     if (row := database.first(query)) is not None:
@@ -233,14 +238,14 @@ def read_tasks(database: Database, keys: Sequence[str]) -> Tasks:
 def read_call_counts(database: Database, bounds: Sequence[int]) -> dict[int | None, TaskCounts]:
     """Counts per task by the number of tool calls that the candidate made: bin → tasks with a slot in it.
 
-    Bin b holds the trajectories with at least bounds[b] and fewer than bounds[b + 1] calls. Slots without a score row are
-    in bin None.
+    Bin b holds the trajectories with at least bounds[b] and fewer than bounds[b + 1] calls; bin None the slots without
+    a score row.
     """
     bins = " ".join(f"WHEN calls >= {bound} THEN {b}" for b, bound in reversed(list(enumerate(bounds))))
     table = database.table(f"""
         WITH called AS (
-            SELECT final.*, CASE {bins} END AS bin
-            FROM final JOIN (SELECT trajectory_id, costs.num_tool_calls AS calls FROM trajectories) USING (trajectory_id)
+            SELECT final.*, CASE {bins} END AS bin FROM final
+            JOIN (SELECT trajectory_id, costs.num_tool_calls AS calls FROM trajectories) USING (trajectory_id)
         ), counted AS (
             SELECT bin, task_id, count(*) AS n_slots, {COUNTS} FROM called GROUP BY bin, task_id
         ), missing AS (

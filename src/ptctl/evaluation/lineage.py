@@ -25,8 +25,8 @@ class Shards:
 def trace(scores: Sequence[Path]) -> Shards:
     """Follow the lineage of score shards.
 
-    A draws dataset that is complete counts as a whole, also where no trajectory came of one of its shards: the slots that
-    are missing altogether are the ones that coverage is for.
+    A draws dataset that is complete counts as a whole, also where no trajectory came of one of its shards: slots that
+    are missing altogether are what coverage is for.
     Raises SchemaMismatch, CorruptShard, or InputNotFound where a link of the lineage is gone.
     """
     found = _checked((path.resolve() for path in scores), "scores")
@@ -49,7 +49,8 @@ def _upstream(paths: Sequence[Path], kind: str) -> tuple[Path, ...]:
     wanted = [shard.resolve() for shard in dict.fromkeys(shards) if shard_metadata(shard).get("kind") == kind]
     if paths and not wanted:
         raise InputNotFound(
-            f"{paths[0]} names no {kind} among its inputs", hint="evaluation finds tasks by lineage; write shards with it"
+            f"{paths[0]} names no {kind} among its inputs",
+            hint="tasks are found by lineage; write shards with the inputs they were made from",
         )
     return _checked(wanted, kind)
 

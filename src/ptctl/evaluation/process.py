@@ -44,7 +44,8 @@ def load_calls(database: Database, trajectories: Sequence[Path]) -> None:
 
 
 def _no_calls() -> pa.Table:
-    return pa.table({"trajectory_id": pa.array([], pa.string()), **{level: pa.array([], pa.int64()) for level in LEVELS}})
+    empty = {level: pa.array([], pa.int64()) for level in LEVELS}
+    return pa.table({"trajectory_id": pa.array([], pa.string()), **empty})
 
 
 def _count_calls(batch: pa.RecordBatch) -> pa.Table:
@@ -76,9 +77,8 @@ def read_process(database: Database) -> Process:
     attempts, trajectories, turns, calls = database.one("""
         SELECT (SELECT count(*) FROM trajectories SEMI JOIN draws USING (group_id)), count(*),
         coalesce(sum(costs.num_turns), 0), coalesce(sum(costs.num_tool_calls), 0) FROM episodes""")
-    reached = database.one(
-        f"SELECT {', '.join(f'coalesce(sum({level}), 0)' for level in LEVELS)} FROM calls SEMI JOIN episodes USING (trajectory_id)"
-    )
+    sums = ", ".join(f"coalesce(sum({level}), 0)" for level in LEVELS)
+    reached = database.one(f"SELECT {sums} FROM calls SEMI JOIN episodes USING (trajectory_id)")
     reasons = database.rows("SELECT stop_reason, count(*) FROM episodes GROUP BY 1 ORDER BY 1")
     truncated = sum(count for reason, count in reasons if _is_truncated(reason))
     (num_slots,) = database.one("SELECT sum(n_slots) FROM expected")
@@ -124,7 +124,8 @@ def read_cost(database: Database) -> Cost:
     seconds = ", ".join(f"coalesce(sum({_microseconds(f'costs.{name}')}), 0)" for name in SECONDS)
     tokens = ", ".join(f"coalesce(sum(costs.num_{name}_tokens), 0)" for name in TOKENS)
     *totals, elapsed = database.one(f"""
-        SELECT {tokens}, {seconds}, max(ended_at) - min(started_at) FROM trajectories SEMI JOIN draws USING (group_id)""")
+        SELECT {tokens}, {seconds}, max(ended_at) - min(started_at)
+        FROM trajectories SEMI JOIN draws USING (group_id)""")
     prompt, cached, completion, *spent = (int(total) for total in totals)
     (verify,) = database.one(f"SELECT coalesce(sum({_microseconds('verify_s')}), 0) FROM scores")
     tasks, passed = database.one("""

@@ -1,4 +1,4 @@
-"""The report of an evaluation as a tree of frozen dataclasses; `eval.json` is `Report.to_json()`, all else a view of it.
+"""The report of an evaluation as frozen dataclasses; `eval.json` is `Report.to_json()`, all else a view of it.
 
 Rates, intervals and differences are macro means over tasks. `None` means "not known", never 0.
 """

@@ -1,7 +1,7 @@
 """Stratum keys and how a key cuts tasks into cells.
 
-Partitions are cut on facts that were fixed before the run, over the tasks of both sides, so that they do not move with what
-the candidate did. `num_tool_calls` is the exception: it is what the candidate did, and is shown but never gated.
+Partitions are cut on facts that were fixed before the run, over the tasks of both sides, so that they do not move with
+what the candidate did. `num_tool_calls` is the exception: it is what the candidate did, shown but never gated.
 """
 
 from __future__ import annotations

@@ -40,14 +40,15 @@ class PolicySource(Section):
 class Sample(Section):
     """How tasks are drawn for a batch."""
 
-    strategy: Literal["adaptive", "uniform"] = Field("adaptive", description="`adaptive` weighs learnability, failure rate and novelty; `uniform` draws every task equally often.")
+    strategy: Literal["adaptive", "uniform"] = Field("adaptive", description="`adaptive` weighs learnability, failure rate and novelty; `uniform` gives all tasks the same weight.")
     num_groups: int = Field(32, ge=1, description="Tasks of a batch; each becomes one group.")
     group_size: int = Field(8, ge=1, description="Trajectories of a group (G).")
     learnability_weight: float = Field(1.0, ge=0, description="Factor of 4p(1−p), p the posterior mean success of the task.")
     failure_weight: float = Field(0.25, ge=0, description="Factor of the observed failure rate.")
     novelty_weight: float = Field(0.5, ge=0, description="Factor of 1/(1 + number of draws so far).")
     floor_weight: float = Field(0.1, gt=0, description="Added to every weight, so that no task is ever out of reach.")
-    domain_balance: float = Field(0.5, ge=0, le=1, description="0: domains share the batch by the weight of their tasks; 1: equally.")
+    quota_by: Literal["domain", "family"] = Field("domain", description="What shares the batch: domains, or the families in them.")
+    quota_balance: float = Field(0.5, ge=0, le=1, description="0: each gets its tasks' share of the summed weight; 1: all get the same.")
 
 
 class Rollout(Section):

@@ -236,11 +236,11 @@ class Box:
                 os.kill(self._init_pid, signal.SIGKILL)
         try:
             self._process.wait(KILL_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+        except subprocess.TimeoutExpired as error:
             self._process.kill()
-            self._process.wait(KILL_TIMEOUT_S)
-        if self._init_pidfd >= 0:
-            _readable(self._init_pidfd, KILL_TIMEOUT_S)
+            raise RowFailure("a killed box does not end", kind="sandbox") from error
+        if self._init_pidfd >= 0 and not _readable(self._init_pidfd, KILL_TIMEOUT_S):
+            raise RowFailure("a process of a killed box does not end", kind="sandbox")
 
     def _destroy(self) -> None:
         """Release everything; safe in every state."""

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from ptctl.errors import RowFailure
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG, _PR_GET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 1, 2, 3, 4
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -24,11 +25,15 @@ def file_system_uid(uid: int) -> Iterator[None]:
     """Reach files as `uid` in this thread only, where the caller is root.
 
     Root itself may not create files in the box: uid 0 is not mapped there (EOVERFLOW). setfsuid changes the calling
-    thread alone, so the other threads of the process are not touched.
+    thread alone, so the other threads of the process are not touched. The kernel answers a change of fsuid by clearing
+    the thread's parent-death signal and the process's dumpable flag; both are put back.
     """
     if os.geteuid() != 0:
         yield
         return
+    death_signal = ctypes.c_int()
+    _LIBC.prctl(_PR_GET_PDEATHSIG, ctypes.byref(death_signal), 0, 0, 0)
+    dumpable = _LIBC.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0)
     _LIBC.setfsgid(uid)
     _LIBC.setfsuid(uid)
     try:
@@ -36,6 +41,9 @@ def file_system_uid(uid: int) -> Iterator[None]:
     finally:
         _LIBC.setfsuid(0)
         _LIBC.setfsgid(0)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, death_signal.value, 0, 0, 0)
+        if dumpable == 1:
+            _LIBC.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def split_path(path: str) -> list[str]:
@@ -54,6 +62,8 @@ def write_files(workspace_fd: int, files: Mapping[str, bytes], uid: int) -> None
 
     Raises RowFailure(kind="sandbox") where a path leaves the workspace, is taken twice or does not fit.
     """
+    if not files:
+        return
     with file_system_uid(uid):
         for path, content in files.items():
             try:
@@ -75,11 +85,14 @@ def read_files(workspace_fd: int, paths: Iterable[str], *, file_bytes: int, tota
 
     `file_bytes` caps one file and `total_bytes` all of them together (sparse files are larger than the workspace).
     """
+    wanted = [(path, split_path(path)) for path in paths]
     found: dict[str, bytes] = {}
+    if not wanted:
+        return found
     left_bytes = total_bytes
     with file_system_uid(uid):
-        for path in paths:
-            content = _read_file(workspace_fd, split_path(path), min(file_bytes, left_bytes))
+        for path, parts in wanted:
+            content = _read_file(workspace_fd, parts, min(file_bytes, left_bytes))
             if content is not None:
                 found[path] = content
                 left_bytes -= len(content)
@@ -95,10 +108,11 @@ def _read_file(workspace_fd: int, parts: list[str], max_bytes: int) -> bytes | N
             descriptor = os.open(parts[-1], flags, dir_fd=directory_fd)
     except OSError:
         return None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
+        os.close(descriptor)
+        return None
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
-            return None
         return file.read(max_bytes)
 
 

@@ -23,7 +23,7 @@ OPTIONAL_READ_ONLY = ("/etc/alternatives", "/etc/ld.so.cache")
 _LIMITS = (resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 
 
-def survey_host(staging: Path | None = None) -> Host:
+def survey_host(staging: Path) -> Host:
     """Look at the node once.
 
     `staging` is an empty directory into which bwrap may be copied where the sandbox uid cannot reach it, such as a
@@ -33,9 +33,13 @@ def survey_host(staging: Path | None = None) -> Host:
     root = os.geteuid() == 0
     bwrap = find_bwrap()
     if root and not _reachable_for_all(bwrap):
-        if staging is None:
-            raise Unavailable(f"{bwrap} cannot be executed by another user", hint="apt-get install bubblewrap")
-        bwrap = copy_bwrap(bwrap, staging)
+        copy = copy_bwrap(bwrap, staging)
+        if not _reachable_for_all(copy):
+            raise Unavailable(
+                f"neither {bwrap} nor a copy in {staging.parent} can be executed by another user",
+                hint="set TMPDIR to a directory that every user can enter, or install bubblewrap on the system",
+            )
+        bwrap = copy
     symlinks, directories = _top_level(("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"))
     optional = tuple(path for path in OPTIONAL_READ_ONLY if os.path.exists(path))
     return Host(

@@ -85,7 +85,7 @@ class Cgroups:
         limit = CgroupLimit(path=path, version=self.version)
         try:
             for file, value in cgroup_settings(self.version, limits):
-                if (path / file).exists():  # swap and pids files depend on how the kernel was built and booted
+                if (path / file).exists():  # the swap files depend on how the kernel was built and booted
                     (path / file).write_text(value)
             (path / "cgroup.procs").write_text(str(box.init_pid))
         except OSError:
@@ -101,7 +101,6 @@ def cgroup_settings(version: int, limits: SandboxLimits) -> list[tuple[str, str]
             ("memory.max", str(limits.memory_bytes)),
             ("memory.swap.max", "0"),
             ("memory.oom.group", "1"),
-            ("pids.max", str(limits.num_processes + 2)),  # bwrap's init and prlimit
         ]
     # memory.memsw may not be below memory.limit, so the limit comes first.
     return [
@@ -193,9 +192,10 @@ class WatchdogLimit:
 def processes_bytes(proc_fd: int, *, exact: bool) -> int:
     """Private memory of all processes below a /proc directory: resident minus file pages, or (exact) proportional."""
     total = 0
-    for name in os.listdir(proc_fd):
-        if not name.isdigit():
-            continue
+    names: list[str] = []
+    with suppress(OSError):  # the box has just ended
+        names = [name for name in os.listdir(proc_fd) if name.isdigit()]
+    for name in names:
         with suppress(OSError, ValueError, IndexError):  # the process may end while it is read
             total += _proportional_bytes(proc_fd, name) if exact else _resident_bytes(proc_fd, name)
     return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,9 @@ class SampleOptions:
     history: Sequence[Path] = ()
     """Score shards of earlier batches."""
     out: Path
-    """Dataset directory to write; its name is the batch's name."""
+    """Dataset directory to write; its name is the batch's name where `batch` gives no other."""
+    batch: str | None = None
+    """Name that seeds are derived from. Two evaluations under one name get the same seeds."""
     num_groups: int
     """Tasks to draw; 0 takes every task of the split once."""
     group_size: int
@@ -73,6 +75,18 @@ def run(options: SampleOptions) -> list[Path]:
     _check_same(draws, options.out)
     write_manifest(options.out, "draws", lineage)
     return shards_in(options.out)
+
+
+def count_slots(options: SampleOptions) -> int:
+    """Trajectories that the batch asks for."""
+    split = "eval" if options.purpose == Purpose.EVAL else "train"
+    num_groups = options.num_groups or len(_read_pool(options.pool, split).task_id)
+    return num_groups * options.group_size
+
+
+def with_facts(options: SampleOptions, facts: Mapping[str, Any]) -> SampleOptions:
+    """The same options with facts for the manifest."""
+    return replace(options, facts=facts)
 
 
 def _read_pool(paths: Sequence[Path], split: str) -> _Pool:
@@ -121,8 +135,9 @@ def read_history(paths: Sequence[Path], task_ids: Sequence[str]) -> History:
 def _draws(pool: _Pool, options: SampleOptions) -> list[Draw]:
     weights = task_weights(read_history(options.history, pool.task_id), pool.family, options.settings)
     num_groups = options.num_groups or len(pool.task_id)
-    seed = derive_seed(options.seed, "sample", options.out.name)
-    drawn, share = draw_tasks(weights, pool.domain, num_groups, options.settings, seed)
+    seed = derive_seed(options.seed, "sample", options.batch or options.out.name)
+    part = pool.family if options.settings.quota_by == "family" else pool.domain
+    drawn, share = draw_tasks(weights, part, num_groups, options.settings, seed)
     if options.purpose == Purpose.EVAL:
         order = np.argsort(drawn, kind="stable")
         drawn, share = drawn[order], share[order]
@@ -146,7 +161,7 @@ def _draw(
         task_digest=pool.task_digest[index],
         purpose=options.purpose,
         group_size=options.group_size,
-        seed=derive_seed(options.seed, "draw", batch, position, pool.task_id[index]),
+        seed=derive_seed(options.seed, "draw", options.batch or batch, position, pool.task_id[index]),
         strategy=options.settings.strategy,
         weight=float(weights.weight[index]),
         difficulty=1.0 - success if adaptive else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -76,7 +77,9 @@ class MegatronBackend:
             )
         self._runtime.start(self._settings.seed)
         try:
-            self._model = build_model(self._geometry, training_dtype(self._geometry))
+            with warnings.catch_warnings():  # Megatron deprecates defaults of its own
+                warnings.simplefilter("ignore")
+                self._model = build_model(self._geometry, training_dtype(self._geometry))
             if weights is not None:
                 self._fill(self._model, self._geometry, weights)
             self._updates = Updates(self._model, self._settings.optimizer)

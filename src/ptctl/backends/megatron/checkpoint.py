@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,9 @@ def _sharded_state(model: Model, updates: Updates, *, is_loading: bool, with_opt
 @contextlib.contextmanager
 def _reading(directory: Path) -> Iterator[None]:
     try:
-        yield
+        with warnings.catch_warnings():  # Megatron calls deprecated functions of torch
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
     except (OSError, EOFError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError, CheckpointException) as error:
         raise CorruptShard(
             f"{directory}: the checkpoint cannot be read: {error}",

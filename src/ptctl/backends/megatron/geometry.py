@@ -132,7 +132,7 @@ def geometry_of(config: Mapping[str, Any], where: str) -> Geometry:
         tied=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=architecture.qkv_bias,
         qk_norm=architecture.qk_norm,
-        num_experts=_int(config, "num_experts", where) if architecture.moe else 0,
+        num_experts=_int(config, _experts_key(config), where) if architecture.moe else 0,
         num_experts_per_token=_int(config, "num_experts_per_tok", where) if architecture.moe else 0,
         expert_ffn_size=_int(config, "moe_intermediate_size", where) if architecture.moe else 0,
         initializer_range=float(config.get("initializer_range", 0.02)),
@@ -151,6 +151,10 @@ def _architecture_of(config: Mapping[str, Any], where: str) -> _Architecture:
     raise UsageError(
         f"{where}: the architecture {found} has no mapping to Megatron-Core", hint=f"supported: {', '.join(_ARCHITECTURES)}"
     )
+
+
+def _experts_key(config: Mapping[str, Any]) -> str:
+    return "num_local_experts" if "num_local_experts" in config else "num_experts"  # transformers 5 and 4
 
 
 def _check_only_values(config: Mapping[str, Any], only: Mapping[str, Any], where: str) -> None:

@@ -42,10 +42,14 @@ with warnings.catch_warnings(), contextlib.nullcontext() if HAS_GPU else compile
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed, vocab_parallel_cross_entropy
+    from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.module import Float16Module
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
     from megatron.core.transformer.transformer_config import TransformerConfig
+
+if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 leaves the name unbound without Transformer Engine, and then uses it
+    moe_utils.te_general_gemm = None  # pyright: ignore[reportAttributeAccessIssue]
 
 replace_keys_with_sharded_keys = _replace_state_dict_keys_with_sharded_keys
 

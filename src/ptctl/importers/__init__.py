@@ -1,0 +1,1 @@
+"""Task sources → Task rows. Each importer is built with a seed and offers `tasks(source)`."""

@@ -1,0 +1,55 @@
+"""JSONL rows with `prompt` and `answer` (or `question` and `answer`): single-turn tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from ptctl.errors import DataError
+from ptctl.records import Message, Task, canonical_json, make_task
+
+PROMPT_KEYS = ("prompt", "question")
+
+
+class JsonlImporter:
+    """One task a line; further keys `id`, `domain`, `family`, `split`, `verifier`, `difficulty` are taken where given."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed  # rows are fixed; importers share one constructor
+
+    def tasks(self, source: Path) -> Iterator[Task]:
+        """Tasks of `source`. Raises DataError naming file, line and field."""
+        # Not str.splitlines: U+2028 and its kind are no ends of a record.
+        for number, line in enumerate(source.read_text(encoding="utf-8").split("\n"), start=1):
+            if line.strip():
+                yield self._task(source, number, line)
+
+    def _task(self, source: Path, number: int, line: str) -> Task:
+        where = f"{source}:{number}"
+        try:
+            row: Any = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{where}: no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{where}: not a JSON object")
+        values = cast("dict[str, Any]", row)
+        prompt = next((values[key] for key in PROMPT_KEYS if key in values), None)
+        if not isinstance(prompt, str) or "answer" not in values:
+            raise DataError(f"{where}: needs `prompt` (or `question`) and `answer`")
+        key = str(values.get("id") or hashlib.sha256(prompt.encode()).hexdigest()[:16])
+        family = str(values.get("family", source.stem))
+        return make_task(
+            task_id=f"{family}/{key}",
+            domain=str(values.get("domain", family)),
+            family=family,
+            split=str(values.get("split", "train")),
+            prompt=(Message(role="user", content=prompt),),
+            verifier=str(values.get("verifier", "exact")),
+            target_json=canonical_json(str(values["answer"])),
+            difficulty=float(values["difficulty"]) if values.get("difficulty") is not None else None,
+            source=str(source.name),
+            original_json=canonical_json(values),
+        )

@@ -1,0 +1,95 @@
+"""Before a run starts: one supervisor a run, everything checked before anything is written, recipe and pool in place."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ptctl import registry
+from ptctl.errors import CannotCreate, ConfigConflict, InputNotFound, UsageError
+from ptctl.recipe import Recipe, load_recipe
+from ptctl.recipe.show import print_config
+from ptctl.shards.files import committed_file, make_directory
+from ptctl.shards.run_directory import RunDirectory
+
+LOCK = ".lock"
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Refuse what cannot run: no phases, no pool, no model, plug-ins that are unknown or not installed.
+
+    Raises UsageError, InputNotFound or MissingExtra.
+    """
+    where = recipe.file or "the recipe"
+    if not recipe.values.phases:
+        raise UsageError(f"{where} has no [[phases]]", hint="a run needs at least one phase with its number of steps")
+    if not recipe.values.pool.sources:
+        raise UsageError(f"{where}: pool.sources is empty", hint="name the tasks to draw from")
+    for source in recipe.values.pool.sources:
+        if not recipe.resolve(source).exists():
+            raise InputNotFound(f"{where}: pool.sources names {recipe.resolve(source)}, which is not there")
+    model = recipe.resolve(recipe.values.policy.path)
+    if not recipe.values.policy.path or not (model / "config.json").is_file():
+        raise InputNotFound(
+            f"{where}: policy.path names {model}, which is no model directory", hint="it needs config.json and a tokenizer"
+        )
+    for phase in recipe.values.phases:
+        values = recipe.for_phase(phase.name)
+        registry.load("engines", values.rollout.engine)
+        registry.load("backends", values.train.backend)
+
+
+@contextmanager
+def run_lock(run: RunDirectory) -> Iterator[None]:
+    """Hold the run. The kernel releases it when this process dies. Raises CannotCreate where another one holds it."""
+    make_directory(run.root)
+    descriptor = os.open(run.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise CannotCreate(f"another `ptctl run` works on {run.root}", hint="wait for it, or stop it") from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _comparable(recipe: Recipe) -> dict[str, Any]:
+    """What must not change between two calls. Steps may grow; paths were made absolute when the run began."""
+    flat: dict[str, Any] = {}
+    for section, values in recipe.values.model_dump().items():
+        if section == "phases":
+            for phase in values:
+                flat[f"phases.{phase['name']}"] = {key: value for key, value in phase.items() if key != "steps"}
+        else:
+            flat |= {f"{section}.{key}": value for key, value in values.items()}
+    return {key: value for key, value in flat.items() if key not in ("pool.sources", "policy.path")}
+
+
+def settle_recipe(recipe: Recipe, run: RunDirectory) -> Recipe:
+    """Write the run's recipe, or hold the given one against it. Returns the run's. Raises ConfigConflict with a diff."""
+    if not run.recipe.exists():
+        absolute = Path(os.path.abspath(recipe.resolve(recipe.values.policy.path)))
+        values = recipe.values.model_copy(update={"policy": recipe.values.policy.model_copy(update={"path": str(absolute)})})
+        settled = Recipe(
+            values=values, directory=recipe.directory, file=recipe.file, origins=recipe.origins, written=recipe.written
+        )
+        with committed_file(run.recipe) as temporary:
+            temporary.write_text(print_config(settled), encoding="utf-8")
+    stored = load_recipe(run.recipe)
+    before, now = _comparable(stored), _comparable(recipe)
+    changed = [
+        f"{key}: {before.get(key)!r} there, {now.get(key)!r} now"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    ]
+    if changed:
+        raise ConfigConflict(
+            f"{run.root} was begun with another recipe: {'; '.join(changed)}", hint="resume with the same one, or choose another -o"
+        )
+    return stored

@@ -1,0 +1,53 @@
+"""One rank of two, run by test_megatron_ranks: trains data parallel, then checks vocabulary-parallel losses on two ranks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from megatron_cases import make_plan, make_rows, opened, settings
+from torch import distributed
+
+from ptctl.backends.megatron.losses import token_entropies, token_logprobs
+from ptctl.backends.megatron.mcore import parallel_state
+from ptctl.backends.megatron.runtime import Runtime
+
+PLANS = ([[0, 1], [2, 3], [4, 5]], [[5, 4, 3, 2, 1, 0]], [[0, 1, 2], [3], [4], [5]])
+"""Three micro-batches leave a rank without a third one, a single one is split by rows, four are two for each."""
+
+
+def train(policy: Path, out: Path) -> dict[str, object]:
+    with opened(settings(policy, "grpo", epsilon=1e-4)) as backend:
+        rows = make_rows()
+        found = [backend.step(rows, make_plan(rows, *plan)) for plan in PLANS]
+        digest = backend.publish(out, with_checkpoint=True)
+        logprobs = backend.logprobs(rows, make_plan(rows, *PLANS[0]).micro_batches)
+        return {
+            "is_main": backend.is_main(),
+            "metrics": [[m.loss, m.grad_norm, m.entropy, m.kl, m.clip_fraction, m.max_logprob_difference] for m in found],
+            "num_loss_tokens": [m.num_loss_tokens for m in found],
+            "digest": digest,
+            "logprobs": logprobs.tolist(),
+        }
+
+
+def split_vocabulary() -> dict[str, object]:
+    """Logits of four tokens, two on each rank."""
+    runtime = Runtime()
+    runtime.start(0)
+    try:
+        parallel_state.destroy_model_parallel()
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=2, create_gloo_process_groups=False)
+        logits = torch.tensor([[1.0, 1.0, 1.0, 1.0], [2.0, 0.0, -1.0, 0.5]])
+        mine = logits.chunk(2, dim=1)[distributed.get_rank()].contiguous()
+        entropies = token_entropies(mine)
+        return {"entropies": entropies.tolist(), "logprobs": token_logprobs(mine, torch.tensor([3, 1])).tolist()}
+    finally:
+        runtime.close()
+
+
+if __name__ == "__main__":
+    policy, out, report = (Path(argument) for argument in sys.argv[1:])
+    report.write_text(json.dumps(train(policy, out) | split_vocabulary()))
