@@ -97,7 +97,9 @@ class _Episode:
                 stop_reason = await self._turns()
         except TimeoutError:
             stop_reason = StopReason.TIMEOUT
-            self.error = RowError(kind="timeout", message=f"episode exceeded {self.slot.task.limits.episode_timeout_s} s")
+            self.error = RowError(
+                kind="timeout", message=f"episode exceeded {self.slot.task.limits.episode_timeout_s} s"
+            )
         except RowFailure as failure:
             stop_reason = StopReason.ENGINE_ERROR if failure.kind == "engine" else StopReason.ENV_ERROR
             self.error = RowError(kind=failure.kind, message=str(failure), detail=failure.detail)
@@ -216,7 +218,7 @@ async def _guarded(call: Awaitable[T]) -> T:
         return await call
     except PtctlError:
         raise
-    except Exception as error:  # noqa: BLE001 - plug-in boundary: the error becomes the row's, never a score
+    except Exception as error:
         detail = traceback.format_exc()[-MAX_DETAIL_CHARS:]
         raise RowFailure(f"{type(error).__name__}: {error}", kind="environment", detail=detail) from error
 

@@ -167,7 +167,9 @@ class RowFailure(PtctlError):
     `kind` names the boundary that was crossed: `engine`, `environment`, `sandbox`, `verifier`, `timeout`, `cancelled`.
     """
 
-    def __init__(self, message: str, *, kind: str = "environment", detail: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, kind: str = "environment", detail: str | None = None, hint: str | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.kind = kind
         self.detail = detail

@@ -122,9 +122,7 @@ def _split(
     return [parts[index] for index in rng.permutation(len(parts))]
 
 
-def _plan_step(
-    rows: npt.NDArray[np.int64], columns: RewardColumns, settings: PlanSettings
-) -> PlannedStep | None:
+def _plan_step(rows: npt.NDArray[np.int64], columns: RewardColumns, settings: PlanSettings) -> PlannedStep | None:
     weights = row_token_weights(
         columns.num_loss_tokens[rows], settings.normalisation, constant_length=settings.constant_length
     )

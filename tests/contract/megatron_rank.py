@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
-from megatron_cases import make_plan, make_rows, opened, settings
+from megatron_cases import load_reference, make_plan, make_rows, opened, reference_logprobs, settings
 from torch import distributed
 
 from ptctl.backends.megatron.losses import token_entropies, token_logprobs
@@ -30,6 +30,7 @@ def train(policy: Path, out: Path) -> dict[str, object]:
             "num_loss_tokens": [m.num_loss_tokens for m in found],
             "digest": digest,
             "logprobs": logprobs.tolist(),
+            "reference": reference_logprobs(load_reference(out), rows, 2).tolist(),
         }
 
 

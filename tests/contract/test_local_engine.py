@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_model import make_tiny_model
 
 from ptctl.engines.local import LocalEngine
 from ptctl.protocols import Engine, EngineSettings
 from ptctl.testing.engine_contract import EngineContract
+from tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,13 @@ def test_two_ranks_equal_one(ranks: tuple[Path, list[dict[str, Any]]], tmp_path:
         torch.testing.assert_close(found[name], tensor, atol=1e-5, rtol=0, msg=name)
 
 
+def test_transformers_is_right_beside_the_shim(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
+    """A transformers model that is first built while the shim is installed, in a fresh process: its rotary buffers are right."""
+    offsets = make_rows().offsets
+    for report in ranks[1]:
+        np.testing.assert_allclose(report["reference"], report["logprobs"][offsets[2] + 1 : offsets[3]], atol=2e-5)
+
+
 def test_a_checkpoint_of_two_ranks_resumes_on_one(ranks: tuple[Path, list[dict[str, Any]]], tmp_path: Path) -> None:
     directory, _ = ranks
     train_alone(directory / "model", tmp_path / "alone")

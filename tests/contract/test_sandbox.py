@@ -48,7 +48,9 @@ class TestRssWatchdog:
     test_within = SandboxContract.test_memory_within_the_limit_is_left_alone
 
     def test_files_count_as_memory(self, sandbox: BubblewrapSandbox) -> None:
-        script = "for n in 1 2 3 4; do for d in /tmp /dev/shm /box; do head -c 3M /dev/zero > $d/$n; done; done; sleep 5"
+        script = (
+            "for n in 1 2 3 4; do for d in /tmp /dev/shm /box; do head -c 3M /dev/zero > $d/$n; done; done; sleep 5"
+        )
         limits = SandboxLimits(memory_bytes=30 * 1024 * 1024, wall_s=8)
         result = sandbox.run(shell(script, limits=limits))
         assert (result.out_of_memory, result.signal) == (True, 9)
@@ -195,7 +197,12 @@ _AS_USER = ["setpriv", "--reuid=1001", "--regid=1001", "--clear-groups"]
 
 
 def _runs_as_user(python: str, site_packages: Path) -> bool:
-    probe = [*_AS_USER, python, "-c", "import pytest, numpy"]
+    probe = [
+        *_AS_USER,
+        python,
+        "-c",
+        "import pytest, numpy, subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)",
+    ]
     environment = {"PYTHONPATH": str(site_packages), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         return subprocess.run(probe, env=environment, cwd="/", capture_output=True, check=False).returncode == 0

@@ -80,7 +80,10 @@ def _gpus() -> list[str]:
 
 def _loads(group: str, name: str) -> str:
     """`ok`, or what is missing. Looks for the modules of the extras without importing them."""
-    needs = {"engines": {"local": ("torch", "transformers"), "oracle": ("transformers",)}, "backends": {"megatron": ("torch", "megatron")}}
+    needs = {
+        "engines": {"local": ("torch", "transformers"), "oracle": ("transformers",)},
+        "backends": {"megatron": ("torch", "megatron")},
+    }
     missing = [module for module in needs.get(group, {}).get(name, ()) if importlib.util.find_spec(module) is None]
     if missing:
         extra = registry.EXTRA_OF_MODULE.get(missing[0], "all")
@@ -102,7 +105,9 @@ def _enforces(name: str) -> dict[str, str]:
 
 
 def _print(findings: dict[str, Any]) -> None:
-    console = Console(file=sys.stdout, highlight=False, no_color=not sys.stdout.isatty(), force_terminal=sys.stdout.isatty())
+    console = Console(
+        file=sys.stdout, highlight=False, no_color=not sys.stdout.isatty(), force_terminal=sys.stdout.isatty()
+    )
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_row("ptctl", findings["ptctl"])
     table.add_row("python", findings["python"])
@@ -112,7 +117,9 @@ def _print(findings: dict[str, Any]) -> None:
         told = ", ".join(f"{name} {version or 'not installed'}" for name, version in packages.items())
         table.add_row(f"extra {extra}", told)
     for group, plugins in findings["plugins"].items():
-        table.add_row(group, ", ".join(name if state == "ok" else f"{name} ({state})" for name, state in plugins.items()))
+        table.add_row(
+            group, ", ".join(name if state == "ok" else f"{name} ({state})" for name, state in plugins.items())
+        )
     for name, means in findings["sandboxes"].items():
         table.add_row(f"sandbox {name}", ", ".join(f"{key}: {how}" for key, how in means.items()))
     console.print(table)

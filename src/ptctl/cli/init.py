@@ -31,5 +31,7 @@ def init_command(
     if directory.exists():
         raise CannotCreate(f"{directory} exists already", hint="choose another directory")
     with committed_directory(directory) as temporary:
-        shutil.copytree(template_directory(), temporary, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            template_directory(), temporary, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
     print_path(directory)

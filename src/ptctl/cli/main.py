@@ -143,7 +143,15 @@ def main() -> NoReturn:
         code = ExitCode.BROKEN_PIPE
     except OSError as error:
         # A disk that is full or a path without permission is the operator's to mend, not a bug.
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT):
+        if error.errno not in (
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EIO,
+            errno.EACCES,
+            errno.EPERM,
+            errno.EROFS,
+            errno.ENOENT,
+        ):
             raise
         _complain(str(error), None)
         code = _code_of_os_error(error)

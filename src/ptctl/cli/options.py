@@ -19,10 +19,13 @@ RecipeOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a recipe key, such as train.learning_rate=1e-5. Repeatable."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a recipe key, such as train.learning_rate=1e-5. Repeatable."
+    ),
 ]
 PhaseOption = Annotated[
-    str | None, typer.Option("--phase", metavar="NAME", help="Phase of the recipe whose settings hold (default: the last).")
+    str | None,
+    typer.Option("--phase", metavar="NAME", help="Phase of the recipe whose settings hold (default: the last)."),
 ]
 PrintConfigOption = Annotated[
     bool, typer.Option("--print-config", help="Print every resolved recipe key with its origin, and stop.")

@@ -25,7 +25,9 @@ def _tasks_of(source: Path, seed: int) -> Iterator[Task]:
         return
     name = IMPORTERS.get(source.suffix)
     if name is None:
-        raise UsageError(f"cannot import {source}", hint=f"known: task datasets, {', '.join('*' + s for s in IMPORTERS)}")
+        raise UsageError(
+            f"cannot import {source}", hint=f"known: task datasets, {', '.join('*' + s for s in IMPORTERS)}"
+        )
     yield from registry.load("importers", name)(seed).tasks(source)
 
 
@@ -45,7 +47,9 @@ def import_pool(sources: Sequence[Path], out: Path, seed: int) -> list[Path]:
                 raise DuplicateRow(f"task {task.task_id!r} stands twice, again in {source}")
             tasks[task.task_id] = task
     if not tasks:
-        raise DataError(f"no tasks in {', '.join(str(source) for source in sources) or 'the recipe: pool.sources is empty'}")
+        raise DataError(
+            f"no tasks in {', '.join(str(source) for source in sources) or 'the recipe: pool.sources is empty'}"
+        )
     sweep(out)
     lineage = Lineage(inputs=tuple(sources), facts={"seed": seed})
     write_rows(sorted(tasks.values(), key=lambda task: task.task_id), "tasks", out, lineage)

@@ -23,10 +23,10 @@ from ptctl.cli.options import (
     read_recipe,
     set_option,
 )
-from ptctl.cli.parent import die_with_parent
-from ptctl.cli.settings import engine_settings, environment_maker, sampling
+from ptctl.composition import engine_settings, environment_maker, sampling
 from ptctl.episode import Player
 from ptctl.errors import Interrupted, UsageError
+from ptctl.loop.parent import die_with_parent
 from ptctl.protocols import Engine
 from ptctl.recipe import Recipe, RecipeModel, load_recipe
 from ptctl.records import Purpose
@@ -41,14 +41,24 @@ app = typer.Typer()
 
 @app.command()
 def rollout_command(
-    draws: Annotated[list[str] | None, typer.Argument(metavar="[DRAWS…|-]", help="Draw shards or datasets; - reads paths.")] = None,
-    policy: Annotated[Path | None, typer.Option("--policy", metavar="DIR", help="Policy, policies or model directory.")] = None,
+    draws: Annotated[
+        list[str] | None, typer.Argument(metavar="[DRAWS…|-]", help="Draw shards or datasets; - reads paths.")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option("--policy", metavar="DIR", help="Policy, policies or model directory.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="Trajectory dataset to write.")] = None,
-    engine: Annotated[str | None, typer.Option("--engine", metavar="NAME", help="Engine plug-in (rollout.engine).")] = None,
-    endpoint: Annotated[str | None, typer.Option("--endpoint", metavar="URL", help="Served engine (rollout.endpoint).")] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", metavar="NAME", help="Engine plug-in (rollout.engine).")
+    ] = None,
+    endpoint: Annotated[
+        str | None, typer.Option("--endpoint", metavar="URL", help="Served engine (rollout.endpoint).")
+    ] = None,
     follow: FollowOption = None,
     max_errors: MaxErrorsOption = None,
-    grace_s: Annotated[float, typer.Option("--grace", min=0, help="Seconds that episodes may go on after a stop.")] = 60.0,
+    grace_s: Annotated[
+        float, typer.Option("--grace", min=0, help="Seconds that episodes may go on after a stop.")
+    ] = 60.0,
     null: NulOption = False,
     recipe: RecipeOption = None,
     overrides: SetOption = None,
@@ -176,7 +186,9 @@ class _Follower:
         version = int(facts["policy_version"])
         policy = self.directory.policies / str(version)
         engine = await self._engine(values, version)
-        options = _options(self.recipe, values, engine, policy, facts["purpose"], facts, self.stopped, self.grace_s, None)
+        options = _options(
+            self.recipe, values, engine, policy, facts["purpose"], facts, self.stopped, self.grace_s, None
+        )
         await rollout.run(options(shards_in(batch), self.directory.trajectories / batch.name))
 
     async def _engine(self, values: RecipeModel, version: int) -> Engine:

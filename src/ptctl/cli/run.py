@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ptctl.cli.evaluate import write_report
 from ptctl.cli.options import PrintConfigOption, SetOption, StopFlag, print_path, read_recipe, set_option
 from ptctl.cli.pool import import_pool
-from ptctl.loop.plan import EvalItem, TrainItem, plan_run
+from ptctl.loop.plan import FINAL_REPORT, EvalItem, TrainItem, plan_run
 from ptctl.loop.prepare import check_recipe, run_lock, settle_recipe
 from ptctl.loop.processes import stage_processes
 from ptctl.loop.progress import Progress, show_progress
-from ptctl.loop.supervise import Supervisor
+from ptctl.loop.reports import report_version
+from ptctl.loop.supervise import MakeReport, Supervisor
 from ptctl.recipe import Recipe
+from ptctl.shards.dataset import shards_in
 from ptctl.shards.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from ptctl.evaluation.report import Report
 
 app = typer.Typer()
 
 
 @app.command()
 def run_command(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe (TOML file, or a directory with recipe.toml).")],
+    recipe: Annotated[
+        Path, typer.Argument(metavar="RECIPE", help="Recipe (TOML file, or a directory with recipe.toml).")
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="RUN", help="Run directory; an unfinished one goes on.")],
     steps: Annotated[int | None, typer.Option("--steps", min=0, help="Batches of the last phase.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the run (run.seed).")] = None,
@@ -50,7 +59,43 @@ def run_command(
         progress = Progress(run=directory, num_items=len(items))
         with stage_processes(directory) as stages, show_progress(progress):
             Supervisor(settled, directory, stages, progress, _reporter(settled), print_path, stopped).run(items)
-    _show_final(directory)
+    _show_final(settled, directory)
+
+
+def _evaluate(recipe: Recipe, scores: Path, baseline: Path | None) -> Report:
+    from ptctl.stages import evaluate
+
+    options = evaluate.EvaluateOptions(
+        scores=shards_in(scores),
+        baseline=shards_in(baseline) if baseline is not None else (),
+        strata=tuple(recipe.values.eval.strata),
+    )
+    return evaluate.run(options)
+
+
+def _reporter(recipe: Recipe) -> MakeReport:
+    """Evaluate one score dataset against another and commit the report."""
+
+    def make(scores: Path, baseline: Path | None, out: Path) -> None:
+        write_report(_evaluate(recipe, scores, baseline), out)
+
+    return make
+
+
+def _show_final(recipe: Recipe, run: RunDirectory) -> None:
+    """The final report as a table, on standard error: standard output carries paths."""
+    from ptctl.reports import print_table, report_console
+
+    report = run.reports / FINAL_REPORT
+    version = report_version(report)
+    if version is None:
+        return
+    earlier = [item for item in plan_run(recipe, None) if isinstance(item, EvalItem) and item.report != FINAL_REPORT]
+    baseline = report_version(run.reports / earlier[-1].report) if earlier else None
+    final = _evaluate(
+        recipe, run.scores / f"eval-{version}", run.scores / f"eval-{baseline}" if baseline is not None else None
+    )
+    print_table(final, report_console(sys.stderr))
 
 
 def _describe(recipe: Recipe, item: TrainItem | EvalItem) -> str:

@@ -7,8 +7,16 @@ from typing import Annotated
 
 import typer
 
-from ptctl.cli.options import PhaseOption, PrintConfigOption, RecipeOption, SetOption, print_path, read_recipe, set_option
-from ptctl.cli.settings import curriculum_settings
+from ptctl.cli.options import (
+    PhaseOption,
+    PrintConfigOption,
+    RecipeOption,
+    SetOption,
+    print_path,
+    read_recipe,
+    set_option,
+)
+from ptctl.composition import curriculum_settings
 from ptctl.records import Purpose
 from ptctl.shards.dataset import expand_all
 from ptctl.stages import sample
@@ -18,13 +26,17 @@ app = typer.Typer()
 
 @app.command()
 def sample_command(
-    pool: Annotated[list[str], typer.Argument(metavar="POOL…", help="Task datasets (`ptctl tasks import` makes them).")],
+    pool: Annotated[
+        list[str], typer.Argument(metavar="POOL…", help="Task datasets (`ptctl tasks import` makes them).")
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="DIR", help="Batch to write; its name names the groups.")],
     history: Annotated[
         list[str] | None,
         typer.Option("--history", metavar="SCORES", help="Score datasets of earlier batches. Repeatable."),
     ] = None,
-    num_groups: Annotated[int | None, typer.Option("-n", "--num-groups", min=0, help="Tasks to draw; 0: all of the split.")] = None,
+    num_groups: Annotated[
+        int | None, typer.Option("-n", "--num-groups", min=0, help="Tasks to draw; 0: all of the split.")
+    ] = None,
     group_size: Annotated[int | None, typer.Option("--group-size", min=1, help="Trajectories of each task.")] = None,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the run.")] = None,
     split: Annotated[Purpose, typer.Option("--split", help="`train`, or `eval` for held-out tasks.")] = Purpose.TRAIN,

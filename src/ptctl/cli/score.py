@@ -21,8 +21,8 @@ from ptctl.cli.options import (
     print_path,
     read_recipe,
 )
-from ptctl.cli.parent import die_with_parent
 from ptctl.errors import Interrupted, UsageError
+from ptctl.loop.parent import die_with_parent
 from ptctl.protocols import Sandbox, Verifier
 from ptctl.recipe import RecipeModel, load_recipe
 from ptctl.shards.dataset import is_complete, manifest_facts
@@ -36,7 +36,8 @@ app = typer.Typer()
 @app.command()
 def score_command(
     trajectories: Annotated[
-        list[str] | None, typer.Argument(metavar="[TRAJECTORIES…|-]", help="Trajectory shards or datasets; - reads paths.")
+        list[str] | None,
+        typer.Argument(metavar="[TRAJECTORIES…|-]", help="Trajectory shards or datasets; - reads paths."),
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="Score dataset to write.")] = None,
     follow: FollowOption = None,

@@ -30,7 +30,8 @@ STYLES = {"system": "magenta", "user": "cyan", "assistant": "bold", "tool": "yel
 def show_command(
     trajectory: Annotated[str, typer.Argument(metavar="ID", help="Trajectory id, or the beginning of one.")],
     datasets: Annotated[
-        list[str] | None, typer.Argument(metavar="[DATASET…]", help="Run directories, datasets or shards (default: runs).")
+        list[str] | None,
+        typer.Argument(metavar="[DATASET…]", help="Run directories, datasets or shards (default: runs)."),
     ] = None,
     output_format: Annotated[str, typer.Option("--format", help="`table` for people, `json` for programs.")] = "table",
 ) -> None:
@@ -41,9 +42,14 @@ def show_command(
     row = _find_trajectory(trajectory, shards)
     scores = list(_find_scores(row.trajectory_id, shards))
     if output_format == "json":
-        sys.stdout.write(json.dumps({"trajectory": _plain(row), "scores": [asdict(score) for score in scores]}, default=_plain) + "\n")
+        sys.stdout.write(
+            json.dumps({"trajectory": _plain(row), "scores": [asdict(score) for score in scores]}, default=_plain)
+            + "\n"
+        )
         return
-    console = Console(file=sys.stdout, highlight=False, no_color=not sys.stdout.isatty(), force_terminal=sys.stdout.isatty())
+    console = Console(
+        file=sys.stdout, highlight=False, no_color=not sys.stdout.isatty(), force_terminal=sys.stdout.isatty()
+    )
     for text in render(row, scores):
         console.print(text, soft_wrap=True)
 
@@ -63,7 +69,9 @@ def _find_trajectory(name: str, shards: Sequence[tuple[str, Path]]) -> Trajector
             ids = read_table(path, kind, ["trajectory_id"]).column(0)
             found.update(dict.fromkeys(ids.filter(pc.starts_with(ids, name)).to_pylist(), path))
     if not found:
-        raise InputNotFound(f"no trajectory {name!r} in {len(shards)} shards", hint="name the run or dataset after the id")
+        raise InputNotFound(
+            f"no trajectory {name!r} in {len(shards)} shards", hint="name the run or dataset after the id"
+        )
     if len(found) > 1:
         raise UsageError(f"{name!r} begins {len(found)} ids", hint=f"for example {', '.join(list(found)[:3])}")
     key, path = next(iter(found.items()))
@@ -76,7 +84,9 @@ def _find_scores(trajectory_id: str, shards: Sequence[tuple[str, Path]]) -> Iter
     for kind, path in shards:
         if kind == "scores":
             table = read_table(path, kind, narrow_columns("scores"))
-            yield from table_to_rows("scores", table.filter(pc.equal(table.column("trajectory_id"), pa.scalar(trajectory_id))))
+            yield from table_to_rows(
+                "scores", table.filter(pc.equal(table.column("trajectory_id"), pa.scalar(trajectory_id)))
+            )
 
 
 def _plain(value: Any) -> Any:
@@ -125,7 +135,9 @@ def _render_turn(number: int, turn: Turn) -> Iterator[Text]:
             if reached
         ]  # fmt: skip
         text = f"    call {visible(call.name or '?')} {visible(call.arguments_json or '')}: {', '.join(levels) or 'not parsed'}"
-        yield Text(text + (f": {visible(call.error)}" if call.error else ""), style="green" if call.succeeded else "red")
+        yield Text(
+            text + (f": {visible(call.error)}" if call.error else ""), style="green" if call.succeeded else "red"
+        )
 
 
 def _render_score(score: Score) -> Iterator[Text]:
@@ -143,4 +155,6 @@ def _render_score(score: Score) -> Iterator[Text]:
 
 def visible(text: str) -> str:
     """Control characters, but for new lines and tabs, as escapes: model text must not drive the terminal."""
-    return "".join(c if c in "\n\t" or (c.isprintable() or c == " ") else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c in "\n\t" or (c.isprintable() or c == " ") else c.encode("unicode_escape").decode() for c in text
+    )

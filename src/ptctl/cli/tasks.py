@@ -20,7 +20,9 @@ def tasks_root() -> None:
 
 @app.command("import")
 def import_command(
-    sources: Annotated[list[str], typer.Argument(metavar="SOURCE…", help="`*.jsonl`, or a `*.py` that defines generate(seed).")],
+    sources: Annotated[
+        list[str], typer.Argument(metavar="SOURCE…", help="`*.jsonl`, or a `*.py` that defines generate(seed).")
+    ],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="POOL", help="Task dataset to write.")],
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed for a generating source.")] = 0,
 ) -> None:

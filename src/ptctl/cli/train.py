@@ -20,9 +20,9 @@ from ptctl.cli.options import (
     print_path,
     read_recipe,
 )
-from ptctl.cli.parent import die_with_parent
-from ptctl.cli.settings import backend_settings, plan_settings
+from ptctl.composition import backend_settings, plan_settings
 from ptctl.errors import Interrupted, UsageError
+from ptctl.loop.parent import die_with_parent
 from ptctl.protocols import Backend
 from ptctl.recipe import Recipe, load_recipe
 from ptctl.records import Purpose
@@ -37,9 +37,16 @@ app = typer.Typer()
 
 @app.command()
 def train_command(
-    scores: Annotated[list[str] | None, typer.Argument(metavar="[SCORES…|-]", help="Score shards or datasets; - reads paths.")] = None,
-    policy: Annotated[Path | None, typer.Option("--policy", metavar="DIR", help="Policy, policies or model directory to start from.")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="DIR", help="Directory in which the next numbered policy is published.")] = None,
+    scores: Annotated[
+        list[str] | None, typer.Argument(metavar="[SCORES…|-]", help="Score shards or datasets; - reads paths.")
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option("--policy", metavar="DIR", help="Policy, policies or model directory to start from.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="DIR", help="Directory in which the next numbered policy is published."),
+    ] = None,
     follow: FollowOption = None,
     null: NulOption = False,
     recipe: RecipeOption = None,
@@ -156,6 +163,8 @@ class _Follower:
             self.phase = phase
         if not is_complete(scores):
             return
-        published_at = train.run(_options(self.recipe, phase, shards_in(scores), self.directory.policies, version, scores.name), backend)
+        published_at = train.run(
+            _options(self.recipe, phase, shards_in(scores), self.directory.policies, version, scores.name), backend
+        )
         if published_at is not None:
             print_path(published_at)

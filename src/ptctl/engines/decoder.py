@@ -18,7 +18,7 @@ import torch
 
 from ptctl.engines.sampler import DrawSettings, draw_tokens
 from ptctl.engines.slots import PrefixStore, SlotCache
-from ptctl.errors import UsageError
+from ptctl.errors import DataError, UsageError
 from ptctl.protocols import Float64Array
 from ptctl.records import Sampling
 
@@ -116,7 +116,8 @@ class BatchDecoder:
     def check_model(self, tolerance: float) -> None:
         """Compare with the model's plain forward on two short rows of unequal length.
 
-        Raises UsageError for an architecture whose attention does not go through the cache and mask that it is given.
+        Raises UsageError for an architecture whose attention does not go through the cache and mask that it is given,
+        DataError where the weights give no numbers at all.
         """
         vocab_size = int(self._model.get_input_embeddings().weight.shape[0])
         lengths = [min(length, self._context_length) for length in (3, 7)][: self._max_running]
@@ -124,17 +125,24 @@ class BatchDecoder:
             Row([(7 * i + 3) % vocab_size for i in range(length)], Sampling(), np.zeros(1), 1, key)
             for key, length in enumerate(lengths)
         ]
-        self._join(rows)
-        ours = self._next_logits()
-        order = [len(row.prompt) for row in self._rows]
-        for index, length in enumerate(order):
-            plain = self._model(input_ids=torch.tensor([rows[lengths.index(length)].prompt], device=self._device))
-            difference = float((plain.logits[0, -1].float() - ours[index]).abs().max())
+        name = type(self._model).__name__
+        hint = "serve this architecture with another engine, such as sglang"
+        try:
+            self._join(rows)
+            ours = self._next_logits()
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise UsageError(
+                f"the local engine cannot run {name}: {type(error).__name__}: {error}", hint=hint
+            ) from error
+        for index, row in enumerate(self._rows):
+            plain = self._model(input_ids=torch.tensor([row.prompt], device=self._device)).logits[0, -1].float()
+            if not bool(plain.isfinite().all()):
+                raise DataError(f"the weights of this {name} give logits that are not numbers")
+            difference = float((plain - ours[index]).abs().max())
             if not difference <= tolerance:
                 raise UsageError(
-                    f"the local engine cannot run {type(self._model).__name__}: its logits differ by {difference:.2g}"
-                    " from a plain forward",
-                    hint="serve this architecture with another engine, such as sglang",
+                    f"the local engine cannot run {name}: its logits differ by {difference:.2g} from a plain forward",
+                    hint=hint,
                 )
         self.reset()
 

@@ -52,7 +52,8 @@ def load_model(directory: Path, device: torch.device) -> Any:
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise DataError(
-            f"cannot load the model of {directory}: {_first_line(error)}", hint="check config.json and the weights"
+            f"cannot load the model of {directory}: {_first_line(error)}",
+            hint="check config.json and the weights; an architecture without sdpa attention needs another engine",
         ) from error
     wrong = sorted(str(name) for kind in ("missing_keys", "mismatched_keys") for name in info[kind])
     if wrong:  # transformers would fill these with random numbers

@@ -91,17 +91,24 @@ class Database:
         """The first row, or None."""
         return self._run(query, parameters).fetchone()
 
-    def table(self, query: str, parameters: Sequence[Any] = ()) -> pa.Table:
+    def table(self, query: str) -> pa.Table:
         """A result as an Arrow table."""
-        return self._run(query, parameters).to_arrow_table()
+        with _storage_errors():
+            return self._connection.sql(query).to_arrow_table()
 
     def _run(self, statement: str, parameters: Sequence[Any] = ()) -> duckdb.DuckDBPyConnection:
-        try:
+        with _storage_errors():
             return self._connection.execute(statement, list(parameters))
-        except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
-            raise OutputError(
-                f"cannot evaluate: {str(error).splitlines()[0]}", hint="free memory, or space where TMPDIR points"
-            ) from error
+
+
+@contextmanager
+def _storage_errors() -> Generator[None]:
+    try:
+        yield
+    except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
+        raise OutputError(
+            f"cannot evaluate: {str(error).splitlines()[0]}", hint="free memory, or space where TMPDIR points"
+        ) from error
 
 
 @contextmanager
@@ -114,6 +121,7 @@ def open_database() -> Generator[Database]:
             "max_temp_directory_size": MAX_SPILL,
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
+            "python_enable_replacements": "false",  # a table name never means a Python variable
             "preserve_insertion_order": "false",  # every query that depends on an order says so
         }
         connection = duckdb.connect(":memory:", config=cast("dict[str, Any]", settings))

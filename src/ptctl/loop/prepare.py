@@ -35,7 +35,8 @@ def check_recipe(recipe: Recipe) -> None:
     model = recipe.resolve(recipe.values.policy.path)
     if not recipe.values.policy.path or not (model / "config.json").is_file():
         raise InputNotFound(
-            f"{where}: policy.path names {model}, which is no model directory", hint="it needs config.json and a tokenizer"
+            f"{where}: policy.path names {model}, which is no model directory",
+            hint="it needs config.json and a tokenizer",
         )
     for phase in recipe.values.phases:
         values = recipe.for_phase(phase.name)
@@ -75,7 +76,9 @@ def settle_recipe(recipe: Recipe, run: RunDirectory) -> Recipe:
     """Write the run's recipe, or hold the given one against it. Returns the run's. Raises ConfigConflict with a diff."""
     if not run.recipe.exists():
         absolute = Path(os.path.abspath(recipe.resolve(recipe.values.policy.path)))
-        values = recipe.values.model_copy(update={"policy": recipe.values.policy.model_copy(update={"path": str(absolute)})})
+        values = recipe.values.model_copy(
+            update={"policy": recipe.values.policy.model_copy(update={"path": str(absolute)})}
+        )
         settled = Recipe(
             values=values, directory=recipe.directory, file=recipe.file, origins=recipe.origins, written=recipe.written
         )
@@ -90,6 +93,7 @@ def settle_recipe(recipe: Recipe, run: RunDirectory) -> Recipe:
     ]
     if changed:
         raise ConfigConflict(
-            f"{run.root} was begun with another recipe: {'; '.join(changed)}", hint="resume with the same one, or choose another -o"
+            f"{run.root} was begun with another recipe: {'; '.join(changed)}",
+            hint="resume with the same one, or choose another -o",
         )
     return stored

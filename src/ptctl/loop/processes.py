@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ptctl.cli.parent import PARENT_VARIABLE
 from ptctl.errors import ExitCode, PtctlError
+from ptctl.loop.parent import PARENT_VARIABLE
 from ptctl.shards.files import make_directory
 from ptctl.shards.run_directory import RunDirectory
 
@@ -42,7 +42,12 @@ class StageProcess:
 
 def _start(name: str, run: RunDirectory) -> StageProcess:
     log = run.logs / f"{name}.log"
-    environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ, PARENT_VARIABLE: str(os.getpid())}
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        **os.environ,
+        PARENT_VARIABLE: str(os.getpid()),
+    }
     with log.open("ab") as stream:
         process = subprocess.Popen(
             [sys.executable, "-m", "ptctl", name, "--follow", str(run.root)],

@@ -12,5 +12,5 @@ def report_version(report: Path) -> int | None:
         text = (report / "eval.json").read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-    versions = json.loads(text)["inputs"]["policy_versions"]
+    versions = json.loads(text)["inputs"]["candidate"]["policy_versions"]
     return max(versions, default=None)

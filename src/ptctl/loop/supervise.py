@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ptctl.cli.settings import curriculum_settings
+from ptctl.composition import curriculum_settings
 from ptctl.errors import Interrupted
 from ptctl.loop.plan import FINAL_REPORT, EvalItem, TrainItem
 from ptctl.loop.processes import StageProcess, check_alive
@@ -109,7 +109,12 @@ class Supervisor:
         """Scores of the training batches that are complete."""
         directory = self.run_directory.scores
         names = [path for path in directory.iterdir() if path.name.isdigit()] if directory.is_dir() else []
-        return [shard for path in sorted(names, key=lambda path: int(path.name)) if is_complete(path) for shard in shards_in(path)]
+        return [
+            shard
+            for path in sorted(names, key=lambda path: int(path.name))
+            if is_complete(path)
+            for shard in shards_in(path)
+        ]
 
 
 def _sample_options(

@@ -49,7 +49,9 @@ class Recipe:
             if phase.name == name:
                 return phase
         known = [phase.name for phase in phases]
-        raise UsageError(f"no phase {name!r} in {self.file or 'the recipe'}", hint=f"known: {', '.join(known) or 'none'}")
+        raise UsageError(
+            f"no phase {name!r} in {self.file or 'the recipe'}", hint=f"known: {', '.join(known) or 'none'}"
+        )
 
     def for_phase(self, name: str | None = None) -> RecipeModel:
         """The values that hold in a phase (the last one by default): its overrides merged into the sections."""
@@ -102,7 +104,9 @@ def _apply_override(written: dict[str, Any], override: str) -> str:
     key, equals, raw = override.partition("=")
     parts = key.strip().split(".")
     if not equals or len(parts) < 2:
-        raise UsageError(f"--set {override!r} is not section.key=value", hint="for example --set train.learning_rate=1e-5")
+        raise UsageError(
+            f"--set {override!r} is not section.key=value", hint="for example --set train.learning_rate=1e-5"
+        )
     try:
         value = tomllib.loads(f"v = {raw}")["v"]
     except tomllib.TOMLDecodeError:
@@ -128,7 +132,9 @@ def _drop_phase_overrides(written: dict[str, Any], parts: Sequence[str]) -> None
             cast("dict[str, Any]", section).pop(parts[1], None)
 
 
-def _validate(written: dict[str, Any], lines: dict[KeyPath, int], origins: Mapping[str, str], label: str) -> RecipeModel:
+def _validate(
+    written: dict[str, Any], lines: dict[KeyPath, int], origins: Mapping[str, str], label: str
+) -> RecipeModel:
     problems: list[str] = []
     values: RecipeModel | None = None
     try:
@@ -168,7 +174,9 @@ def _phase_problems(
     names = [phase.name for phase in values.phases]
     for index, phase in enumerate(values.phases):
         if names.index(phase.name) != index:
-            problems.append(f"{_place(('phases', index, 'name'), lines, origins, label)}: phase {phase.name!r} stands twice")
+            problems.append(
+                f"{_place(('phases', index, 'name'), lines, origins, label)}: phase {phase.name!r} stands twice"
+            )
         try:
             resolved = _with_overrides(values, phase)
             if resolved.train.algorithm == "grpo":

@@ -26,29 +26,46 @@ class Run(Section):
 class Pool(Section):
     """Where tasks come from (`ptctl run` imports them once into RUN/tasks)."""
 
-    sources: list[str] = Field([], description="Pool sources, relative to the recipe: a dataset, `*.jsonl`, or a `*.py` that defines generate(seed).")
+    sources: list[str] = Field(
+        [],
+        description="Pool sources, relative to the recipe: a dataset, `*.jsonl`, or a `*.py` that defines generate(seed).",
+    )
     seed: int = Field(0, ge=0, description="Seed that a generating source is given.")
 
 
 class PolicySource(Section):
     """The policy that the run starts from."""
 
-    path: str = Field("", description="Model directory, relative to the recipe: config.json, tokenizer, and weights unless `initialize` is `random`.")
-    initialize: Literal["load", "random"] = Field("load", description="`load` the weights, or start from `random` ones by the config's initializer_range.")
+    path: str = Field(
+        "",
+        description="Model directory, relative to the recipe: config.json, tokenizer, and weights unless `initialize` is `random`.",
+    )
+    initialize: Literal["load", "random"] = Field(
+        "load", description="`load` the weights, or start from `random` ones by the config's initializer_range."
+    )
 
 
 class Sample(Section):
     """How tasks are drawn for a batch."""
 
-    strategy: Literal["adaptive", "uniform"] = Field("adaptive", description="`adaptive` weighs learnability, failure rate and novelty; `uniform` gives all tasks the same weight.")
+    strategy: Literal["adaptive", "uniform"] = Field(
+        "adaptive",
+        description="`adaptive` weighs learnability, failure rate and novelty; `uniform` gives all tasks the same weight.",
+    )
     num_groups: int = Field(32, ge=1, description="Tasks of a batch; each becomes one group.")
     group_size: int = Field(8, ge=1, description="Trajectories of a group (G).")
-    learnability_weight: float = Field(1.0, ge=0, description="Factor of 4p(1−p), p the posterior mean success of the task.")
+    learnability_weight: float = Field(
+        1.0, ge=0, description="Factor of 4p(1−p), p the posterior mean success of the task."
+    )
     failure_weight: float = Field(0.25, ge=0, description="Factor of the observed failure rate.")
     novelty_weight: float = Field(0.5, ge=0, description="Factor of 1/(1 + number of draws so far).")
     floor_weight: float = Field(0.1, gt=0, description="Added to every weight, so that no task is ever out of reach.")
-    quota_by: Literal["domain", "family"] = Field("domain", description="What shares the batch: domains, or the families in them.")
-    quota_balance: float = Field(0.5, ge=0, le=1, description="0: each gets its tasks' share of the summed weight; 1: all get the same.")
+    quota_by: Literal["domain", "family"] = Field(
+        "domain", description="What shares the batch: domains, or the families in them."
+    )
+    quota_balance: float = Field(
+        0.5, ge=0, le=1, description="0: each gets its tasks' share of the summed weight; 1: all get the same."
+    )
 
 
 class Rollout(Section):
@@ -61,7 +78,9 @@ class Rollout(Section):
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus; keep 1 for training.")
     top_k: int = Field(-1, ge=-1, description="Candidates; −1 is all. Keep −1 for training.")
     max_new_tokens: int = Field(1024, ge=1, description="Tokens of one assistant message.")
-    context_length: int | None = Field(None, ge=1, description="Longest trajectory in tokens; unset: what the model's config says.")
+    context_length: int | None = Field(
+        None, ge=1, description="Longest trajectory in tokens; unset: what the model's config says."
+    )
     max_in_flight: int = Field(512, ge=1, description="Episodes in flight.")
     max_running: int = Field(256, ge=1, description="Requests that an in-process engine decodes together.")
     num_threads: int = Field(1, ge=1, description="CPU threads of an in-process engine.")
@@ -73,23 +92,31 @@ class Rollout(Section):
 class Scoring(Section):
     """How trajectories are verified."""
 
-    sandbox: str = Field("bubblewrap", description="Sandbox plug-in for verifiers that run code; started only when one asks for it.")
+    sandbox: str = Field(
+        "bubblewrap", description="Sandbox plug-in for verifiers that run code; started only when one asks for it."
+    )
 
 
 class Train(Section):
     """How the policy is updated."""
 
     backend: str = Field("megatron", description="Backend plug-in: what trains.")
-    algorithm: Literal["sft", "grpo"] = Field("grpo", description="`sft`: likelihood of the trajectories; `grpo`: clipped policy gradient.")
+    algorithm: Literal["sft", "grpo"] = Field(
+        "grpo", description="`sft`: likelihood of the trajectories; `grpo`: clipped policy gradient."
+    )
     estimator: Estimator = Field("grpo", description="How rewards of a group become advantages.")
-    normalisation: Normalisation = Field("token_mean", description="How token losses become one number, once and globally.")
-    constant_length: float | None = Field(None, gt=0, description="The constant L of `normalisation = \"dr_grpo\"`.")
+    normalisation: Normalisation = Field(
+        "token_mean", description="How token losses become one number, once and globally."
+    )
+    constant_length: float | None = Field(None, gt=0, description='The constant L of `normalisation = "dr_grpo"`.')
     clip_low: float = Field(0.2, gt=0, lt=1, description="The policy ratio is clipped at 1 − clip_low …")
     clip_high: float = Field(0.2, gt=0, description="… and at 1 + clip_high.")
     epochs: int = Field(1, ge=1, description="Passes over a batch.")
     rows_per_step: int = Field(0, ge=0, description="Trajectories of one optimizer step; 0: see steps_per_epoch.")
     steps_per_epoch: int = Field(1, ge=1, description="Optimizer steps of one pass, where rows_per_step is 0.")
-    micro_batch_tokens: int = Field(16384, ge=1, description="Tokens, padding included, that go through the model together.")
+    micro_batch_tokens: int = Field(
+        16384, ge=1, description="Tokens, padding included, that go through the model together."
+    )
     learning_rate: float = Field(1e-6, gt=0, description="Peak learning rate.")
     min_learning_rate: float = Field(0.0, ge=0, description="Where the decay ends.")
     warmup_steps: int = Field(0, ge=0, description="Optimizer steps of linear warm-up.")
@@ -101,14 +128,16 @@ class Train(Section):
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay.")
     max_grad_norm: float = Field(1.0, ge=0, description="Clip gradients to this global norm; 0: do not clip.")
     train_truncated: bool = Field(True, description="Whether trajectories that a limit cut off enter the loss.")
-    keep_checkpoints: int = Field(2, ge=0, description="Training checkpoints kept (the weights of every version stay); 0: all.")
+    keep_checkpoints: int = Field(
+        2, ge=0, description="Training checkpoints kept (the weights of every version stay); 0: all."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Train:
         if self.rows_per_step and self.steps_per_epoch != 1:
             raise ValueError("rows_per_step and steps_per_epoch exclude each other")
         if (self.normalisation == "dr_grpo") != (self.constant_length is not None):
-            raise ValueError("constant_length goes with normalisation = \"dr_grpo\", and only with it")
+            raise ValueError('constant_length goes with normalisation = "dr_grpo", and only with it')
         if self.decay != "constant" and self.decay_steps <= self.warmup_steps:
             raise ValueError("decay_steps must be larger than warmup_steps where decay is not constant")
         return self
@@ -129,7 +158,10 @@ class Phase(Section):
 
     name: str = Field(description="Name of the phase.", min_length=1)
     steps: int = Field(ge=1, description="Batches of the phase.")
-    evaluate_before: bool = Field(False, description="Evaluate the policy before the phase; the last such report is the baseline of `reports/final`.")
+    evaluate_before: bool = Field(
+        False,
+        description="Evaluate the policy before the phase; the last such report is the baseline of `reports/final`.",
+    )
     sample: dict[str, Any] = Field({}, description="Overrides of [sample] in this phase.")
     rollout: dict[str, Any] = Field({}, description="Overrides of [rollout] in this phase.")
     train: dict[str, Any] = Field({}, description="Overrides of [train] in this phase.")

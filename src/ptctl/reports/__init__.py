@@ -1,9 +1,9 @@
 """Views of an evaluation report. Each renders what `eval.json` holds and computes nothing of its own.
 
-    rows       flat rows: csv, jsonl, parquet
-    markdown   for a pull request
-    table      for a terminal
-    text       text of tasks and policies made harmless, numbers made short
+rows       flat rows: csv, jsonl, parquet
+markdown   for a pull request
+table      for a terminal
+text       text of tasks and policies made harmless, numbers made short
 """
 
 from __future__ import annotations

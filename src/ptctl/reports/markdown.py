@@ -80,5 +80,5 @@ def _columns(title: str, candidate: Process | Cost, baseline: Process | Cost | N
     columns = [process_lines(side) if isinstance(side, Process) else cost_lines(side) for side in sides]
     names = list(dict.fromkeys(name for column in columns for name in column))
     header = (title.lower(), "candidate") if baseline is None else (title.lower(), "candidate", "baseline")
-    rows = [(text.code_span(name), *(column.get(name, text.NOTHING) for column in columns)) for name in names]
+    rows = [(text.code_span(name), *(column.get(name, "0") for column in columns)) for name in names]
     return [f"### {title}", _table(header, rows)]

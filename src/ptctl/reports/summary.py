@@ -41,7 +41,7 @@ def paired_line(paired: Paired) -> str:
 
 
 def process_lines(process: Process) -> dict[str, str]:
-    """Name → value of each process metric."""
+    """Name → value of each process metric. A name that only one side has counts 0 on the other."""
     lines = {
         "trajectories": text.number(process.num_trajectories),
         "retries": text.number(process.num_retries),
@@ -51,7 +51,6 @@ def process_lines(process: Process) -> dict[str, str]:
     lines |= {
         f"tool calls {level}": f"{text.percent(reached.share)} ({reached.count})"
         for level, reached in process.tool_calls.items()
-        if process.num_tool_calls
     }
     lines["truncated"] = f"{text.percent(process.truncated.share)} ({process.truncated.count})"
     lines |= {

@@ -1,7 +1,8 @@
-"""The report for a terminal, readable at 80 columns. Without a terminal: the same as plain text, no escape sequences."""
+"""The report for a terminal, readable at 80 columns. Elsewhere it is the same in plain text, without escapes."""
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TextIO
 
@@ -27,13 +28,20 @@ ARROWS = {Change.WORSENED: "↓", Change.IMPROVED: "↑"}
 ASCII_ARROWS = {Change.WORSENED: "v", Change.IMPROVED: "^"}
 
 
+class _ReportConsole(Console):
+    """Lets a closed pipe be the command line's matter; rich would exit with status 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def report_console(stream: TextIO) -> Console:
     """A console on `stream`: colours on a terminal (unless NO_COLOR is set and not empty), plain text elsewhere.
 
     rich takes FORCE_COLOR=0 for "on"; whether this is a terminal is asked of the stream alone.
     """
     is_terminal = stream.isatty()
-    return Console(
+    return _ReportConsole(
         file=stream,
         force_terminal=is_terminal,
         no_color=not is_terminal or bool(os.environ.get("NO_COLOR")),
@@ -70,8 +78,8 @@ def _shown(value: str, console: Console) -> str:
     return text.plain(value).encode(console.encoding, "backslashreplace").decode(console.encoding)
 
 
-def _table(console: Console, title: str, *columns: str) -> Table:
-    table = Table(title=_shown(title, console), box=box.SIMPLE, title_justify="left", title_style="bold", pad_edge=False)
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, box=box.SIMPLE, title_justify="left", title_style="bold", pad_edge=False)
     table.add_column(columns[0], overflow="fold", ratio=1)
     for column in columns[1:]:
         table.add_column(column, justify="right", no_wrap=True)
@@ -79,9 +87,7 @@ def _table(console: Console, title: str, *columns: str) -> Table:
 
 
 def _paired_table(paired: Paired, console: Console) -> Table:
-    table = _table(
-        console, "Against the baseline, worst first", "stratum", "tasks", "before", "after", "change", "p adj", ""
-    )
+    table = _table("Against the baseline, worst first", "stratum", "tasks", "before", "after", "change", "p adj", "")
     arrows = ARROWS if console.encoding.startswith("utf") else ASCII_ARROWS
     for stratum in paired.strata:
         difference = stratum.difference
@@ -100,7 +106,7 @@ def _paired_table(paired: Paired, console: Console) -> Table:
 
 def _strata_table(report: Report, console: Console) -> Table:
     level = f"{100 * report.confidence:g}% interval"
-    table = _table(console, "Success by stratum", "stratum", "tasks", "cover", "rate", level, "reward", "")
+    table = _table("Success by stratum", "stratum", "tasks", "cover", "rate", level, "reward", "")
 
     def row(name: str, success: Success, style: str = "") -> None:
         table.add_row(
@@ -126,13 +132,13 @@ def _strata_table(report: Report, console: Console) -> Table:
 
 def _side_table(report: Report, console: Console) -> Table:
     sides = [report.candidate] if report.baseline is None else [report.candidate, report.baseline]
-    table = _table(console, "Process and cost", "", "candidate", *(["baseline"] if len(sides) == 2 else []))
+    table = _table("Process and cost", "", "candidate", *(["baseline"] if len(sides) == 2 else []))
     for section in (
         [process_lines(side.process) for side in sides],
         [cost_lines(side.cost) for side in sides],
     ):
         for name in dict.fromkeys(name for column in section for name in column):
-            values = (_shown(column.get(name, text.NOTHING), console) for column in section)
+            values = (_shown(column.get(name, "0"), console) for column in section)
             table.add_row(_shown(name, console), *values)
         table.add_section()
     return table

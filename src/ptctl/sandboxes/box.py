@@ -1,10 +1,10 @@
 """One box from start to removal.
 
-    start      bwrap sets everything up and holds the command back
-    prepare    files into the workspace, the memory limit around the box
-    release    the command begins
-    wait       until it ends, or a limit ends it
-    destroy    no process of the box is left, in whatever state it was
+start      bwrap sets everything up and holds the command back
+prepare    files into the workspace, the memory limit around the box
+release    the command begins
+wait       until it ends, or a limit ends it
+destroy    no process of the box is left, in whatever state it was
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Box:
         self._stderr = self._stream(0o666)
 
     def _stream(self, mode: int) -> IO[bytes]:
-        file = self._open.enter_context(tempfile.TemporaryFile(prefix="ptctl-box-"))
+        file = self._open.enter_context(tempfile.TemporaryFile(prefix="ptctl-box-"))  # noqa: SIM115
         os.fchmod(file.fileno(), mode)
         return file
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 
 from ptctl.errors import RowFailure
@@ -21,7 +21,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
-def file_system_uid(uid: int) -> Iterator[None]:
+def file_system_uid(uid: int) -> Generator[None]:
     """Reach files as `uid` in this thread only, where the caller is root.
 
     Root itself may not create files in the box: uid 0 is not mapped there (EOVERFLOW). setfsuid changes the calling
@@ -80,7 +80,9 @@ def _write_file(workspace_fd: int, parts: list[str], content: bytes) -> None:
             file.write(content)
 
 
-def read_files(workspace_fd: int, paths: Iterable[str], *, file_bytes: int, total_bytes: int, uid: int) -> dict[str, bytes]:
+def read_files(
+    workspace_fd: int, paths: Iterable[str], *, file_bytes: int, total_bytes: int, uid: int
+) -> dict[str, bytes]:
     """Read `paths`; what is missing, no regular file, over a link or over a cap is left out.
 
     `file_bytes` caps one file and `total_bytes` all of them together (sparse files are larger than the workspace).
@@ -117,7 +119,7 @@ def _read_file(workspace_fd: int, parts: list[str], max_bytes: int) -> bytes | N
 
 
 @contextmanager
-def _parent(workspace_fd: int, parts: list[str], *, create: bool) -> Iterator[int]:
+def _parent(workspace_fd: int, parts: list[str], *, create: bool) -> Generator[int]:
     """Descriptor of the directory that holds the last of `parts`."""
     descriptor = os.dup(workspace_fd)
     try:

@@ -110,7 +110,11 @@ class BubblewrapSandbox:
         token = secrets.token_hex(8)
         memory = self._memory or climb(token)
         staging = make_staging_directory()
-        keeper = Keeper(token, [path for path in (staging, memory.directory) if path is not None])
+        try:
+            keeper = Keeper(token, [path for path in (staging, memory.directory) if path is not None])
+        except OSError as error:
+            staging.rmdir()
+            raise Unavailable(f"the sandbox's keeper process cannot be started: {error}") from error
         try:
             ready = _Ready(host=survey_host(staging), memory=memory, keeper=keeper, token=token)
             self._try_one_box(ready)

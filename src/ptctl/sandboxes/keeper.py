@@ -40,7 +40,9 @@ class Keeper:
     def finish(self, timeout_s: float = 15.0) -> None:
         """Let it clean up, and wait for its end."""
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):  # it was killed
+                self._process.stdin.write(b"finished\n")
+                self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):  # it goes on by itself
             self._process.wait(timeout_s)
 
@@ -59,8 +61,8 @@ def marked_processes(token: str, marker: str = "PTCTL_BOX") -> list[int]:
     return found
 
 
-def kill_marked(token: str) -> None:
-    """Kill until several scans in a row find nothing."""
+def kill_marked(token: str, num_quiet_scans: int = NUM_QUIET_SCANS) -> None:
+    """Kill until `num_quiet_scans` in a row find nothing."""
     num_quiet = 0
     for _ in range(MAX_SCANS):
         found = marked_processes(token)
@@ -68,7 +70,7 @@ def kill_marked(token: str) -> None:
         for pid in found:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        if num_quiet == NUM_QUIET_SCANS:
+        if num_quiet == num_quiet_scans:
             return
         time.sleep(SCAN_INTERVAL_S)
 
@@ -90,9 +92,10 @@ def keep(token: str, directories: list[Path]) -> None:
     """Wait for the launcher's end, then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
+    orderly = False
     while os.read(0, 4096):
-        pass
-    kill_marked(token)
+        orderly = True  # the launcher says so before it closes, and then starts no more boxes
+    kill_marked(token, 1 if orderly else NUM_QUIET_SCANS)
     for _ in range(50):  # a cgroup stays busy until its last process is reaped
         for directory in directories:
             remove_tree(directory)

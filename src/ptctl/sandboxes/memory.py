@@ -37,8 +37,10 @@ class BoxHandles:
 class MemoryLimit(Protocol):
     """The limit of one box."""
 
-    interval_s: float | None
-    """How often `exceeded` must be asked while the box runs; None: never, the kernel kills."""
+    @property
+    def interval_s(self) -> float | None:
+        """How often `exceeded` must be asked while the box runs; None: never, the kernel kills."""
+        ...
 
     def exceeded(self) -> bool:
         """Whether the box must be killed now."""
@@ -56,10 +58,15 @@ class MemoryLimit(Protocol):
 class MemoryControl(Protocol):
     """A rung of the ladder."""
 
-    means: str
-    """Its name for `enforces`."""
-    directory: Path | None
-    """Directory that holds the limits of all boxes of one launcher; None where there is none."""
+    @property
+    def means(self) -> str:
+        """Its name for `enforces`."""
+        ...
+
+    @property
+    def directory(self) -> Path | None:
+        """Directory that holds the limits of all boxes of one launcher; None where there is none."""
+        ...
 
     def limit(self, name: str, limits: SandboxLimits, box: BoxHandles) -> MemoryLimit:
         """Put the box under a limit. Raises OSError where the kernel refuses."""

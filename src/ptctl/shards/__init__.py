@@ -1,11 +1,11 @@
 """The data floor: rows as immutable Parquet shards, datasets as directories of them.
 
-    schema    row type → Arrow schema, version and fingerprint
-    columns   rows ↔ Arrow tables, token streams as numpy offsets and values
-    files     temp name, fsync, link without clobbering, fsync of the directory
-    writer    rows → committed shard
-    reader    shard → rows or columns, refused where schema or file is not right
-    dataset   directory of shards, its manifest, and what a command-line argument names
-    follow    shards as they are committed, from a directory or a pipe
-    policies  numbered policy directories
+schema    row type → Arrow schema, version and fingerprint
+columns   rows ↔ Arrow tables, token streams as numpy offsets and values
+files     temp name, fsync, link without clobbering, fsync of the directory
+writer    rows → committed shard
+reader    shard → rows or columns, refused where schema or file is not right
+dataset   directory of shards, its manifest, and what a command-line argument names
+follow    shards as they are committed, from a directory or a pipe
+policies  numbered policy directories
 """

@@ -136,7 +136,9 @@ def datasets_in(directory: Path) -> Iterator[Path]:
     if not directory.is_dir():
         return
     children = [path for path in directory.iterdir() if not path.name.startswith(".") and is_complete(path)]
-    yield from sorted(children, key=lambda path: (not path.name.isdigit(), int(path.name) if path.name.isdigit() else 0, path.name))
+    yield from sorted(
+        children, key=lambda path: (not path.name.isdigit(), int(path.name) if path.name.isdigit() else 0, path.name)
+    )
 
 
 def tasks_by_id(paths: Sequence[Path], digests: Mapping[str, str]) -> dict[str, Task]:
@@ -152,7 +154,9 @@ def tasks_by_id(paths: Sequence[Path], digests: Mapping[str, str]) -> dict[str, 
         found.update({task.task_id: task for task in table_to_rows("tasks", table)})
     for task_id, digest in digests.items():
         if task_id not in found:
-            raise InputNotFound(f"task {task_id!r} is in none of {len(paths)} task shards", hint="was the pool replaced?")
+            raise InputNotFound(
+                f"task {task_id!r} is in none of {len(paths)} task shards", hint="was the pool replaced?"
+            )
         if found[task_id].task_digest != digest:
             raise DigestMismatch(
                 f"task {task_id!r} has digest {found[task_id].task_digest[:12]}, it was drawn with {digest[:12]}",

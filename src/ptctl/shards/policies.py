@@ -40,7 +40,9 @@ def versions(directory: Path) -> list[int]:
     """Committed policy versions below `directory`, ascending."""
     if not directory.is_dir():
         return []
-    return sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit() and (path / POLICY_FILE).exists())
+    return sorted(
+        int(path.name) for path in directory.iterdir() if path.name.isdigit() and (path / POLICY_FILE).exists()
+    )
 
 
 def published(directory: Path) -> Iterator[Policy]:

@@ -88,5 +88,7 @@ def input_paths(path: Path) -> list[Path]:
                 found.append(candidate.resolve())
                 break
         else:
-            raise InputNotFound(f"{path} was made from {entry['path']}, which is gone", hint="restore it beside the run")
+            raise InputNotFound(
+                f"{path} was made from {entry['path']}, which is gone", hint="restore it beside the run"
+            )
     return found

@@ -191,7 +191,10 @@ class _Rollout:
                 self.changed.clear()
                 await self.changed.wait()
                 first = time.monotonic()
-            elif len(self.finished) >= self.options.shard_rows or time.monotonic() - first >= self.options.shard_interval_s:
+            elif (
+                len(self.finished) >= self.options.shard_rows
+                or time.monotonic() - first >= self.options.shard_interval_s
+            ):
                 await self._commit()
             else:
                 await asyncio.sleep(min(0.05, self.options.shard_interval_s))
@@ -229,4 +232,3 @@ def _slots_of(path: Path) -> list[Slot]:
     return [
         Slot(draw=draw, task=tasks[draw.task_id], index=index) for draw in draws for index in range(draw.group_size)
     ]
-

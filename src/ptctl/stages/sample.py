@@ -120,7 +120,9 @@ def read_history(paths: Sequence[Path], task_ids: Sequence[str]) -> History:
     groups: list[set[str]] = [set() for _ in task_ids]
     for path in paths:
         table = read_table(path, "scores", HISTORY_COLUMNS)
-        for task_id, group_id, status, passed in zip(*(table.column(name).to_pylist() for name in HISTORY_COLUMNS), strict=True):
+        for task_id, group_id, status, passed in zip(
+            *(table.column(name).to_pylist() for name in HISTORY_COLUMNS), strict=True
+        ):
             index = position.get(task_id)
             if index is None:
                 continue
@@ -189,4 +191,6 @@ def _check_same(draws: list[Draw], out: Path) -> None:
         )
         group_id, name, before, after = next(pairs)
         difference = f"{name} of {group_id} is {before!r} there and {after!r} now"
-    raise ConfigConflict(f"{out} holds another batch: {difference}", hint="choose another -o, or the settings that made it")
+    raise ConfigConflict(
+        f"{out} holds another batch: {difference}", hint="choose another -o, or the settings that made it"
+    )

@@ -106,9 +106,7 @@ class _Scorer:
                 raise Interrupted(f"stopped after {self.num_rows} scores", hint="the same command again goes on")
         write_manifest(self.options.out, "scores", self._lineage(self.inputs))
         limit = self.options.max_errors
-        if self.num_unscored and (
-            self.num_unscored == self.num_rows if limit is None else self.num_unscored > limit
-        ):
+        if self.num_unscored and (self.num_unscored == self.num_rows if limit is None else self.num_unscored > limit):
             raise TooManyFailures(f"{self.num_unscored} of {self.num_rows} trajectories have no score")
 
     def _score_shard(self, path: Path) -> None:

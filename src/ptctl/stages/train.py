@@ -92,7 +92,9 @@ def run(options: TrainOptions, backend: Backend) -> Path | None:
     report = _metrics(batch, plan, metrics, time.perf_counter() - begin)
     if not plan.steps:
         if backend.is_main():
-            record = _policy(options, batch, plan, report, options.parent_version, "", has_checkpoint=False, name=backend.name)
+            record = _policy(
+                options, batch, plan, report, options.parent_version, "", has_checkpoint=False, name=backend.name
+            )
             write_json(options.out / f"{SKIPPED_PREFIX}{batch.name.replace('/', '_')}.json", policy_to_json(record))
         return None
     return _publish(options, batch, plan, report, backend)
@@ -215,7 +217,9 @@ def _assemble(narrow: pa.Table, wide: pa.Table, algorithm: str) -> Batch:
         logprobs = [np.zeros(len(part), dtype=np.float32) for part in tokens]
     else:
         _refuse_untrainable(wide, tokens, logprobs, temperatures, failed)
-        logprobs = [part if len(part) else np.zeros(len(ids), np.float32) for part, ids in zip(logprobs, tokens, strict=True)]
+        logprobs = [
+            part if len(part) else np.zeros(len(ids), np.float32) for part, ids in zip(logprobs, tokens, strict=True)
+        ]
     offsets = np.concatenate([[0], np.cumsum([len(part) for part in tokens])]).astype(np.int64)
     known = pc.equal(narrow.column("status"), ScoreStatus.SCORED.value).to_numpy()
     groups, group_index = np.unique(narrow.column("group_id").to_pylist(), return_inverse=True)
@@ -255,7 +259,9 @@ def _refuse_untrainable(
             continue
         name = wide.column("trajectory_id")[index].as_py()
         if len(recorded) != len(ids):
-            raise DataError(f"trajectory {name!r} has no rollout log-probabilities", hint="train it with algorithm = sft")
+            raise DataError(
+                f"trajectory {name!r} has no rollout log-probabilities", hint="train it with algorithm = sft"
+            )
         if temperatures[index] <= 0:
             raise DataError(f"trajectory {name!r} was sampled greedily", hint="roll out with temperature > 0 to train")
 
@@ -269,4 +275,3 @@ def _with_advantages(rows: TrainRows, plan: TrainingPlan) -> TrainRows:
         advantages=plan.advantages,
         temperatures=rows.temperatures,
     )
-

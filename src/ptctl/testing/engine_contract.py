@@ -144,12 +144,12 @@ class EngineContract:
         """The same tokens in batches of any size and order, and log-probabilities within 1e-3."""
 
         async def use(engine: Engine) -> tuple[list[Completion], dict[int, Completion]]:
-            together = await self._generate(engine, range(20))
+            together = await self._generate(engine, range(20), max_new_tokens=12)
             shuffled = [index * 7 % 20 for index in range(20)]
             parts: dict[int, Completion] = {}
             for start in range(0, 20, size):
                 part = shuffled[start : start + size]
-                parts |= zip(part, await self._generate(engine, part), strict=True)
+                parts |= zip(part, await self._generate(engine, part, max_new_tokens=12), strict=True)
             return together, parts
 
         together, parts = self.with_engine(use)
@@ -292,8 +292,9 @@ class EngineContract:
 
         asyncio.run(use())
 
-    async def _generate(self, engine: Engine, indices: Sequence[int]) -> list[Completion]:
-        return list(await asyncio.gather(*(engine.generate(self.request(engine, index)) for index in indices)))
+    async def _generate(self, engine: Engine, indices: Sequence[int], **sampling: int) -> list[Completion]:
+        requests = [self.request(engine, index, seed=1000 + index, **sampling) for index in indices]
+        return list(await asyncio.gather(*(engine.generate(request) for request in requests)))
 
 
 def _ids(completions: Sequence[Completion]) -> list[tuple[int, ...]]:

@@ -163,9 +163,8 @@ class FakeEngine:
             elif request.sampling.temperature == 0:
                 token_id = int(distribution.argmax())
             else:
-                cumulative = np.exp(distribution).cumsum()
-                place = int(np.searchsorted(cumulative, uniforms[index] * cumulative[-1], side="right"))
-                token_id = min(place, self.tokenizer.vocab_size - 1)
+                cumulative: Float64Array = np.cumsum(np.exp(distribution))
+                token_id = int(np.count_nonzero(cumulative <= uniforms[index] * cumulative[-1]))
             token_ids.append(token_id)
             logprobs.append(float(distribution[token_id]))
             if token_id == _END:

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 -- the name of a test says what it checks
 """What every sandbox must withstand, as a test class that the author of a sandbox subclasses.
 
     class TestMine(SandboxContract):
@@ -28,20 +29,26 @@ from ptctl.protocols import Sandbox, SandboxCommand, SandboxLimits, SandboxResul
 
 MIB = 1024 * 1024
 SMALL = SandboxLimits(
-    wall_s=10.0, memory_bytes=96 * MIB, num_processes=32, file_bytes=4 * MIB, workspace_bytes=16 * MIB, output_bytes=4096
+    wall_s=10.0,
+    memory_bytes=96 * MIB,
+    num_processes=32,
+    file_bytes=4 * MIB,
+    workspace_bytes=16 * MIB,
+    output_bytes=4096,
 )
 """Limits that are reached within a second."""
 
 
 def python(program: str, *arguments: str, **columns: Any) -> SandboxCommand:
     """A command that runs a Python program under the small limits."""
-    argv = ("python3", "-c", textwrap.dedent(program), *arguments)
-    return SandboxCommand(argv=argv, **({"limits": SMALL} | columns))
+    columns.setdefault("limits", SMALL)
+    return SandboxCommand(argv=("python3", "-c", textwrap.dedent(program), *arguments), **columns)
 
 
 def shell(script: str, **columns: Any) -> SandboxCommand:
     """A command that runs a shell script under the small limits."""
-    return SandboxCommand(argv=("sh", "-c", script), **({"limits": SMALL} | columns))
+    columns.setdefault("limits", SMALL)
+    return SandboxCommand(argv=("sh", "-c", script), **columns)
 
 
 def processes_with(text: str) -> list[int]:
@@ -305,7 +312,8 @@ class SandboxContract:
     def test_host_network_is_out_of_reach(self, sandbox: Sandbox) -> None:
         program = """
             import socket, sys
-            for family, address in ((socket.AF_INET, ("127.0.0.1", int(sys.argv[1]))), (socket.AF_UNIX, "\\0" + sys.argv[2])):
+            addresses = {socket.AF_INET: ("127.0.0.1", int(sys.argv[1])), socket.AF_UNIX: "\\0" + sys.argv[2]}
+            for family, address in addresses.items():
                 client = socket.socket(family)
                 client.settimeout(2)
                 try:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors  # pyright: ignore[reportPrivateUsage, reportUnknownVariableType]
 
 CPU = torch.device("cpu")
 
@@ -110,7 +111,7 @@ class CpuShim:
             return
         # PyTorch caches the list of its device constructors on first use, for `with torch.device("meta")`. It must see the
         # originals: with wrapped ones transformers builds wrong rotary buffers, silently.
-        torch.utils._device._device_constructors()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        _device_constructors()
         for name in FACTORIES:
             self._replace(torch, name, _on_cpu(getattr(torch, name)))
         self._replace_tensor_methods()

@@ -11,6 +11,7 @@ import contextlib
 import warnings
 
 import torch
+import torch._dynamo  # torch.optim imports it on first use, and it must not meet the functions that cpu_shim replaces
 
 from ptctl.backends.megatron.cpu_shim import compile_disabled
 

@@ -1,4 +1,4 @@
-"""Recipe → the settings of stages and plug-ins. Pure composition; nothing is started here."""
+"""Recipe → the settings of stages and plug-ins: pure composition, nothing is started here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from pathlib import Path
 from ptctl import registry
 from ptctl.curriculum import CurriculumSettings
 from ptctl.episode import MakeEnvironment
-from ptctl.protocols import BackendSettings, EngineSettings, Environment, EnvironmentSettings, LossSettings, OptimizerSettings
+from ptctl.protocols import (
+    BackendSettings,
+    EngineSettings,
+    Environment,
+    EnvironmentSettings,
+    LossSettings,
+    OptimizerSettings,
+)
 from ptctl.recipe import RecipeModel
 from ptctl.records import Purpose, Sampling, Task
 from ptctl.seeds import derive_seed
