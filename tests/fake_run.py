@@ -36,7 +36,7 @@ name = "first"
 steps = 2
 [[phases]]
 name = "second"
-steps = 3
+steps = 14
 evaluate_before = true
 [phases.train]
 epochs = 2

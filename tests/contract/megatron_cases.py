@@ -56,7 +56,10 @@ MODELS: dict[str, tuple[type, dict[str, Any]]] = {
     "qwen3": (Qwen3Config, {"head_dim": 16, "tie_word_embeddings": False}),
     "qwen3-moe": (
         Qwen3MoeConfig,
-        {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+        {
+            "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+        },
     ),
 }  # fmt: skip
 
@@ -94,7 +97,9 @@ OPTIMIZER = OptimizerSettings(
 FROZEN = replace(OPTIMIZER, learning_rate=0.0)  # the gradient is computed, the weights stay
 
 
-def settings(policy: Path, algorithm: str = "sft", *, phase: str = "one", initialize: str = "load", **optimizer: Any) -> BackendSettings:
+def settings(
+    policy: Path, algorithm: str = "sft", *, phase: str = "one", initialize: str = "load", **optimizer: Any
+) -> BackendSettings:
     return BackendSettings(
         policy=policy,
         initialize=initialize,

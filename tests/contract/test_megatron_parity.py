@@ -1,4 +1,4 @@
-"""The backend `megatron` against plain PyTorch on the transformers model: log-probabilities, losses, gradients, Adam."""
+"""The backend `megatron` against plain PyTorch on the transformers model: logprobs, losses, gradients, Adam."""
 
 from __future__ import annotations
 
@@ -113,14 +113,18 @@ def test_metrics_of_the_first_grpo_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("max_grad_norm", [0.0, 0.05])
 def test_adam_equals_torch(max_grad_norm: float, tmp_path: Path) -> None:
-    """Three steps of torch.optim.AdamW on the transformers model; no weight decay on norms and biases, as in Megatron."""
-    optimizer = replace(OPTIMIZER, max_grad_norm=max_grad_norm, epsilon=1e-4, num_decay_steps=4, num_warmup_steps=2, decay="linear")
+    """Three steps of torch.optim.AdamW on the transformers model; no weight decay on norms and biases."""
+    optimizer = replace(
+        OPTIMIZER, max_grad_norm=max_grad_norm, epsilon=1e-4, num_decay_steps=4, num_warmup_steps=2, decay="linear"
+    )
     given = replace(settings(make_model(tmp_path / "model", "qwen2")), optimizer=optimizer)
     rows = make_rows()
     reference = load_reference(given.policy)
     decayed = [parameter for parameter in reference.parameters() if parameter.dim() > 1]
     others = [parameter for parameter in reference.parameters() if parameter.dim() == 1]
-    adam = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], betas=(0.9, 0.95), eps=1e-4)
+    adam = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], betas=(0.9, 0.95), eps=1e-4
+    )
     rates = [0.5e-2, 1e-2, 0.5e-2]  # warm-up over two steps, then linearly to 0 at step 4
     with opened(given) as backend:
         for rate in rates:

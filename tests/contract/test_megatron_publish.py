@@ -1,4 +1,6 @@
-"""Publishing and resuming: files that engines load, exact continuation, phases, random weights, and unusable directories."""
+"""Publishing and resuming: files that engines load, exact continuation, phases, random weights, and unusable
+directories.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,9 @@ def test_another_phase_starts_a_fresh_optimizer(tmp_path: Path) -> None:
 
 
 def test_transformers_loads_what_is_published(tmp_path: Path) -> None:
-    """AutoModelForCausalLM computes the log-probabilities that the backend computes; other files are copied byte for byte."""
+    """AutoModelForCausalLM computes the log-probabilities that the backend computes; other files are copied byte for
+    byte.
+    """
     policy, rows = make_model(tmp_path / "model", "llama-untied-gqa"), make_rows()
     (policy / "policy.json").write_text("{}")
     (policy / "templates").mkdir()
@@ -167,9 +171,13 @@ def test_random_weights_follow_the_convention(tmp_path: Path) -> None:
     with opened(settings(policy, initialize="random")) as backend:
         assert all(torch.equal(tensor, weights[name]) for name, tensor in hugging_face_weights(backend).items())
     with opened(replace(settings(policy, initialize="random"), seed=12)) as backend:
-        assert not torch.equal(hugging_face_weights(backend)["model.embed_tokens.weight"], weights["model.embed_tokens.weight"])
+        assert not torch.equal(
+            hugging_face_weights(backend)["model.embed_tokens.weight"], weights["model.embed_tokens.weight"]
+        )
     with opened(replace(settings(tmp_path / "out", initialize="random"), seed=12)) as backend:
-        assert torch.equal(hugging_face_weights(backend)["model.embed_tokens.weight"], weights["model.embed_tokens.weight"])
+        assert torch.equal(
+            hugging_face_weights(backend)["model.embed_tokens.weight"], weights["model.embed_tokens.weight"]
+        )
 
 
 def drop_weights(policy: Path) -> None:

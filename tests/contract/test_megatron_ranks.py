@@ -38,7 +38,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
     processes = []
     for rank in range(2):
         environment = os.environ | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             "PYTHONPATH": os.pathsep.join([str(HERE.parents[1] / "src"), str(HERE)]), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         arguments = [directory / "model", directory / "out", directory / f"{rank}.json"]
@@ -67,7 +68,9 @@ def test_two_ranks_equal_one(ranks: tuple[Path, list[dict[str, Any]]], tmp_path:
 
 
 def test_transformers_is_right_beside_the_shim(ranks: tuple[Path, list[dict[str, Any]]]) -> None:
-    """A transformers model that is first built while the shim is installed, in a fresh process: its rotary buffers are right."""
+    """A transformers model that is first built while the shim is installed, in a fresh process: its rotary buffers are
+    right.
+    """
     offsets = make_rows().offsets
     for report in ranks[1]:
         np.testing.assert_allclose(report["reference"], report["logprobs"][offsets[2] + 1 : offsets[3]], atol=2e-5)
@@ -88,8 +91,10 @@ def test_vocabulary_on_two_ranks(ranks: tuple[Path, list[dict[str, Any]]]) -> No
     """Four equal logits split 2 + 2 have entropy ln 4, not ln 2."""
     logprobs = torch.log_softmax(torch.tensor([2.0, 0.0, -1.0, 0.5]), 0)
     for report in ranks[1]:
-        assert report["entropies"] == pytest.approx([math.log(4), float(-(logprobs.exp() * logprobs).sum())], abs=1e-6)
-        assert report["logprobs"] == pytest.approx([-math.log(4), float(logprobs[1])], abs=1e-6)
+        assert report["split_entropies"] == pytest.approx(
+            [math.log(4), float(-(logprobs.exp() * logprobs).sum())], abs=1e-6
+        )
+        assert report["split_logprobs"] == pytest.approx([-math.log(4), float(logprobs[1])], abs=1e-6)
 
 
 def test_incomplete_variables_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

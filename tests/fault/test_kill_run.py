@@ -16,7 +16,7 @@ from ptctl.shards.policies import POLICY_FILE, published, versions
 from ptctl.shards.reader import read_rows
 
 pytestmark = pytest.mark.kill
-NUM_BATCHES = 5
+NUM_BATCHES = 16
 MAX_STARTS = 60
 
 
@@ -25,9 +25,9 @@ def run_to_end(recipe: Path, run: Path, rng: random.Random | None) -> int:
     num_kills = 0
     for _ in range(MAX_STARTS):
         process = start_run(recipe, run)
-        # A whole run takes a few seconds, start-up included: kills fall into every part of it.
+        # Start-up takes about two seconds and a batch a quarter: kills fall into every part of both.
         if rng is not None and num_kills < 25:
-            deadline = time.monotonic() + rng.uniform(0.2, 5.0)
+            deadline = time.monotonic() + rng.uniform(0.2, 3.5)
             while time.monotonic() < deadline and process.poll() is None:
                 time.sleep(0.01)
             if process.poll() is None:

@@ -81,8 +81,9 @@ def _make_backend(loaded: Recipe, phase: str | None, start: Path, initialize: st
 
 
 def _train_once(loaded: Recipe, phase: str | None, start: Path, shards: Sequence[Path], out: Path) -> None:
-    backend = _make_backend(loaded, phase, start, "load")
-    version = read_policy_file(start / POLICY_FILE).policy_version if (start / POLICY_FILE).exists() else 0
+    is_policy = (start / POLICY_FILE).exists()
+    backend = _make_backend(loaded, phase, start, "load" if is_policy else loaded.values.policy.initialize)
+    version = read_policy_file(start / POLICY_FILE).policy_version if is_policy else 0
     backend.start()
     try:
         published_at = train.run(_options(loaded, phase, shards, out, version, "hand"), backend)

@@ -29,6 +29,7 @@ _NOT_ARCHITECTURE = frozenset(
     }
 )
 """Keys of config.json that do not change what the model computes."""
+_LINE_CHARACTERS = 160
 
 
 def load_model(directory: Path, device: torch.device) -> Any:
@@ -48,6 +49,7 @@ def load_model(directory: Path, device: torch.device) -> Any:
             attn_implementation="sdpa",
             local_files_only=True,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are reported below, by name
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
@@ -55,10 +57,11 @@ def load_model(directory: Path, device: torch.device) -> Any:
             f"cannot load the model of {directory}: {_first_line(error)}",
             hint="check config.json and the weights; an architecture without sdpa attention needs another engine",
         ) from error
-    wrong = sorted(str(name) for kind in ("missing_keys", "mismatched_keys") for name in info[kind])
+    mismatched = {name for name, *_ in info["mismatched_keys"]}
+    wrong = sorted({*info["missing_keys"], *mismatched})
     if wrong:  # transformers would fill these with random numbers
         raise DataError(
-            f"the weights of {directory} lack {len(wrong)} tensors of the model, such as {wrong[0]}",
+            f"{directory} lacks {len(wrong)} tensors of the model or has them in another shape, such as {wrong[0]}",
             hint="check config.json and the weights",
         )
     return model.to(device).eval().requires_grad_(False)
@@ -116,5 +119,5 @@ def _check_architecture(model: Any, directory: Path) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
+    line = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return line if len(line) <= _LINE_CHARACTERS else line[:_LINE_CHARACTERS] + " …"

@@ -41,7 +41,7 @@ class Gate:
 
 
 def load_gate(path: Path) -> Gate:
-    """Read a gate. Raises InputNotFound, or UsageError that lists every problem with its line."""
+    """Read a gate. Raises InputNotFound, or UsageError that lists everything wrong with it, by line."""
     try:
         text = path.read_text(encoding="utf-8")
         written = tomllib.loads(text)
@@ -50,13 +50,13 @@ def load_gate(path: Path) -> Gate:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"cannot read the gate {path}: {error}", hint="a gate is a small TOML file") from error
     known = [field.name for field in fields(Gate)]
-    problems = [
-        f"{path}:{_line(text, key)}: {problem}"
+    faults = [
+        f"{path}:{_line(text, key)}: {fault}"
         for key, value in written.items()
-        if (problem := _problem(key, value, known)) is not None
+        if (fault := _fault(key, value, known)) is not None
     ]
-    if problems:
-        raise UsageError("; ".join(problems), hint=f"known: {', '.join(known)}")
+    if faults:
+        raise UsageError("; ".join(faults), hint=f"known: {', '.join(known)}")
     return Gate(**{key: _typed(value) for key, value in written.items()})
 
 
@@ -71,12 +71,12 @@ def _line(text: str, key: str) -> int:
     return next((number for number, line in enumerate(lines, start=1) if line.strip().strip("[\"'").startswith(key)), 1)
 
 
-def _problem(key: str, value: Any, known: Sequence[str]) -> str | None:
+def _fault(key: str, value: Any, known: Sequence[str]) -> str | None:
     if key not in known:
         near = difflib.get_close_matches(key, known, n=1)
         return f"unknown key {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
     if key == "strata":
-        return _strata_problem(value)
+        return _strata_fault(value)
     if key == "allow_differences":
         return None if isinstance(value, bool) else f"{key} must be true or false"
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -85,7 +85,7 @@ def _problem(key: str, value: Any, known: Sequence[str]) -> str | None:
     return None
 
 
-def _strata_problem(value: Any) -> str | None:
+def _strata_fault(value: Any) -> str | None:
     if not isinstance(value, list) or not all(isinstance(key, str) for key in cast("list[Any]", value)):
         return "strata must be a list of names"
     keys = cast("list[str]", value)

@@ -22,7 +22,7 @@ class Shards:
     tasks: tuple[Path, ...]
 
 
-def trace(scores: Sequence[Path]) -> Shards:
+def follow(scores: Sequence[Path]) -> Shards:
     """Follow the lineage of score shards.
 
     A draws dataset that is complete counts as a whole, also where no trajectory came of one of its shards: slots that

@@ -25,7 +25,7 @@ CUT_INTO_TERCILES = frozenset({"prompt_length"})
 BEHAVIOUR_KEY = "num_tool_calls"
 CALL_BOUNDS = (0, 1, 2, 3, 5, 9, 17)
 """Lower bounds of the bins of `num_tool_calls`; fixed, never cut on the data."""
-CALL_LABELS = ("0", "1", "2", "3-4", "5-8", "9-16", "17+")
+CALL_VALUES = ("0", "1", "2", "3-4", "5-8", "9-16", "17+")
 KNOWN_KEYS = (*TASK_FACTS, BEHAVIOUR_KEY)
 
 
@@ -52,24 +52,24 @@ class Partition:
     """One key, cut: the values in display order, `unknown` last where some task does not say."""
 
     key: str
-    labels: tuple[str, ...]
+    values: tuple[str, ...]
     cuts: tuple[float, ...] | None
     """Upper bounds of all cells but the last, for a numeric fact with many values."""
 
-    def label(self, raw: Any) -> str:
+    def value_of(self, raw: Any) -> str:
         """The cell of a raw value."""
         if raw is None:
             return UNKNOWN
         if self.cuts is None:
             return plain_text(raw)
-        return self.labels[sum(raw > cut for cut in self.cuts)]
+        return self.values[sum(raw > cut for cut in self.cuts)]
 
     def members(self, facts: Sequence[Any]) -> dict[str, Int64Array]:
-        """Label → positions of the tasks in it, every label of the partition, also where it is empty."""
-        found: dict[str, list[int]] = {label: [] for label in self.labels}
+        """Value → positions of the tasks in its cell; every value of the partition, also where the cell is empty."""
+        found: dict[str, list[int]] = {value: [] for value in self.values}
         for position, raw in enumerate(facts):
-            found[self.label(raw)].append(position)
-        return {label: np.asarray(positions, dtype=np.int64) for label, positions in found.items()}
+            found[self.value_of(raw)].append(position)
+        return {value: np.asarray(positions, dtype=np.int64) for value, positions in found.items()}
 
 
 def plain_text(raw: Any) -> str:
@@ -85,9 +85,9 @@ def cut(key: str, facts: Sequence[Any]) -> Partition:
     is_numeric = bool(distinct) and not isinstance(distinct[0], str)
     if is_numeric and (key in CUT_INTO_TERCILES or len(distinct) > MAX_NUMERIC_VALUES):
         cuts = _terciles(known)
-        return Partition(key=key, labels=(*_ranges(cuts, distinct), *tail), cuts=cuts)
-    labels = dict.fromkeys(plain_text(value) for value in distinct)
-    return Partition(key=key, labels=tuple(dict.fromkeys((*labels, *tail))), cuts=None)
+        return Partition(key=key, values=(*_ranges(cuts, distinct), *tail), cuts=cuts)
+    values = [plain_text(value) for value in distinct]
+    return Partition(key=key, values=tuple(dict.fromkeys((*values, *tail))), cuts=None)
 
 
 def _terciles(known: Sequence[Any]) -> tuple[float, ...]:
@@ -100,9 +100,9 @@ def _terciles(known: Sequence[Any]) -> tuple[float, ...]:
 
 def _ranges(cuts: Sequence[float], distinct: Sequence[Any]) -> list[str]:
     """Names by the smallest and the largest value that lies in each cell."""
-    labels: list[str] = []
+    ranges: list[str] = []
     for position in range(len(cuts) + 1):
         inside = [value for value in distinct if sum(value > cut for cut in cuts) == position]
         low, high = plain_text(inside[0]), plain_text(inside[-1])
-        labels.append(low if low == high else f"{low} to {high}")
-    return labels
+        ranges.append(low if low == high else f"{low} to {high}")
+    return ranges

@@ -11,7 +11,7 @@ from ptctl.errors import DigestMismatch, UsageError
 from ptctl.evaluation.comparison import Pairs, compare, pair, success_of
 from ptctl.evaluation.frames import EMPTY_COUNTS, Int64Array, TaskCounts, Tasks, open_side, read_call_counts, read_tasks
 from ptctl.evaluation.gate import Evidence, Gate, judge
-from ptctl.evaluation.lineage import trace
+from ptctl.evaluation.lineage import follow
 from ptctl.evaluation.process import load_calls, read_cost, read_inputs, read_process
 from ptctl.evaluation.report import (
     Change,
@@ -28,7 +28,7 @@ from ptctl.evaluation.report import (
 from ptctl.evaluation.strata import (
     BEHAVIOUR_KEY,
     CALL_BOUNDS,
-    CALL_LABELS,
+    CALL_VALUES,
     UNKNOWN,
     Partition,
     check_keys,
@@ -69,7 +69,7 @@ class _Loaded:
 def run(options: EvaluateOptions) -> Report:
     """Evaluate. The numbers do not depend on the order of shards or arguments.
 
-    Raises UsageError for an unknown stratum key or confidence, and what `lineage.trace`, `frames.open_side` and
+    Raises UsageError for an unknown stratum key or confidence, and what `lineage.follow`, `frames.open_side` and
     `comparison.pair` raise for data that are not right.
     """
     if not 0.0 < options.confidence < 1.0:
@@ -111,7 +111,7 @@ def _load(scores: Sequence[Path], keys: Sequence[str], confidence: float) -> _Lo
         nothing = Tasks(facts=dict.fromkeys(keys, ()))
         side = Side(overall=success_of(EMPTY_COUNTS, confidence), process=Process(), cost=Cost(), inputs=SideInputs())
         return _Loaded(tasks=nothing, calls={}, side=side)
-    shards = trace(scores)
+    shards = follow(scores)
     with open_side(shards, keys) as database:
         load_calls(database, shards.trajectories)
         tasks = read_tasks(database, keys)
@@ -150,8 +150,8 @@ def _strata(
 def _cells(partition: Partition | None, candidate: _Loaded) -> dict[str, TaskCounts]:
     if partition is not None:
         members = partition.members(candidate.tasks.facts[partition.key])
-        return {label: candidate.tasks.counts.take(positions) for label, positions in members.items()}
-    cells = {label: candidate.calls.get(b, EMPTY_COUNTS) for b, label in enumerate(CALL_LABELS)}
+        return {value: candidate.tasks.counts.take(positions) for value, positions in members.items()}
+    cells = {value: candidate.calls.get(b, EMPTY_COUNTS) for b, value in enumerate(CALL_VALUES)}
     return cells | ({UNKNOWN: candidate.calls[None]} if None in candidate.calls else {})
 
 
@@ -192,20 +192,33 @@ def _decide(
     return judge(options.gate, evidence)
 
 
+def _versions(verifiers: Sequence[str]) -> dict[str, list[str]]:
+    """Verifier → its versions."""
+    versions: dict[str, list[str]] = {}
+    for verifier in verifiers:
+        name, _, version = verifier.partition(" ")
+        versions.setdefault(name, []).append(version)
+    return versions
+
+
 def _differing_settings(candidate: _Loaded, baseline: _Loaded) -> list[str]:
     """What beside the policy is not the same on the two sides."""
     ours, theirs = candidate.side.inputs, baseline.side.inputs
-    differing: list[str] = []
-    if ours.verifiers != theirs.verifiers:
-        differing.append(f"verifiers {', '.join(ours.verifiers)} against {', '.join(theirs.verifiers)} in the baseline")
+    mine, others = _versions(ours.verifiers), _versions(theirs.verifiers)
+    # A verifier that gave no value at all on one side is a matter of coverage.
+    differing = [
+        f"verifier {name} {', '.join(mine[name])} against {', '.join(others[name])} in the baseline"
+        for name in mine
+        if name in others and mine[name] != others[name]
+    ]
     if ours.sampling != theirs.sampling:
         changed = sorted(
             {
                 name
-                for mine in ours.sampling
+                for setting in ours.sampling
                 for other in theirs.sampling
-                for name in mine
-                if mine[name] != other.get(name)
+                for name in setting
+                if setting[name] != other.get(name)
             }
         )
         differing.append(f"sampling settings ({', '.join(changed)})")
@@ -235,7 +248,7 @@ def _warnings(
         if side is not None:
             warnings += _side_warnings(name, side.side)
     warnings += [
-        f"no task says anything of {partition.key}" for partition in partitions if partition.labels == (UNKNOWN,)
+        f"no task says anything of {partition.key}" for partition in partitions if partition.values == (UNKNOWN,)
     ]
     return tuple(warnings)
 

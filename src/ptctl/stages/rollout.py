@@ -171,7 +171,10 @@ class _Rollout:
 
     async def _play_slots(self) -> None:
         while (slot := await self.slots.get()) is not None:
-            self.finished.append(await self._play(slot))
+            # Two statements: `self.finished.append(await …)` would bind the list before the wait, and a commit in between
+            # would take that list away.
+            row = await self._play(slot)
+            self.finished.append(row)
             self.changed.set()
 
     async def _play(self, slot: Slot) -> Trajectory:

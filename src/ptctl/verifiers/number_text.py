@@ -2,7 +2,8 @@ r"""Finding the one number that a text states as its answer. Parsing only: nothi
 
 Where the answer stands, first rule that applies
 1. in the last `\boxed{…}`, and nowhere else: `\boxed{}` is no answer, whatever else the text holds;
-2. behind the last `####`, or the last "answer is", "answer:" or "answer =", to the end of that sentence;
+2. behind the last "answer is", "answer:", "answer =" or `####` (a line of `####` and a number, as in GSM8K), to the end
+   of that sentence;
 3. in the last line that is not empty.
 
 The number must be alone there: two different numbers ("12 or 13"), an expression ("3 + 4", "9**9", "2\pi"), a date or
@@ -22,6 +23,8 @@ MAX_TEXT_CHARS = 20_000
 """Only the end of a longer text is read; the answer stands at the end."""
 MAX_REGION_CHARS = 2000
 """An answer that is longer is none."""
+MAX_MARKERS = 20
+"""How many of them are looked at, from the end."""
 MAX_DIGITS = 400
 MAX_EXPONENT = 400
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
@@ -75,7 +78,10 @@ def read_region(region: str) -> Reading:
 
 # ── where the answer stands ──────────────────────────────────────────────────────────────────────────────────────────
 
-_MARKER = re.compile(r"####|\banswer\b[\s*_]{0,8}(?:is|:|=)", re.IGNORECASE)
+_MARKER = re.compile(
+    r"\banswer\b[\s*_]{0,8}(?:is|:|=)|^####(?=[ \t]{0,8}[-\u2212+$]{0,2}[0-9][0-9.,]{0,400}[ \t%]{0,8}$)",
+    re.IGNORECASE | re.MULTILINE,
+)
 _SENTENCE_END = re.compile(r"[.!?](?=\s)|\n")
 
 
@@ -84,9 +90,10 @@ def answer_region(text: str) -> str:
     boxed = last_boxed(text)
     if boxed is not None:
         return boxed
-    for marker in reversed(list(_MARKER.finditer(text))):
-        sentence = _SENTENCE_END.split(text[marker.end() :].lstrip(" :*_\t"), maxsplit=1)[0]
-        if any(character.isdigit() for character in sentence):
+    for marker in reversed(list(_MARKER.finditer(text))[-MAX_MARKERS:]):
+        behind = text[marker.end() : marker.end() + MAX_REGION_CHARS + 1]
+        sentence = _SENTENCE_END.split(behind.lstrip(" :*_\t"), maxsplit=1)[0]
+        if re.search(r"[0-9]", sentence):
             return sentence
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else ""
@@ -108,23 +115,24 @@ def last_boxed(text: str) -> str | None:
 # ── to plain characters ──────────────────────────────────────────────────────────────────────────────────────────────
 
 _MINUS_SIGNS = re.compile("[\u2212\ufe63\uff0d]")
-_THIN_SPACES = re.compile(r"(?<=\d)(?:[\u2009\u202f]|\\,|\{,\})(?=\d{3}(?!\d))")
+_THIN_SPACES = re.compile(r"(?<=[0-9])(?:[\u2009\u202f\u00a0]|\\,|\{,\})(?=[0-9]{3}(?![0-9]))")
 _FRACTION = re.compile(r"\\[dt]?frac\s{0,4}\{([^{}]{1,100})\}\s{0,4}\{([^{}]{1,100})\}")
-_POWER_OF_TEN = re.compile(r"(?<=\d)\s{0,4}(?:\\times|\\cdot|[×*x])\s{0,4}10\s{0,4}(?:\^|\*\*)\s{0,4}\{?([+-]?\d{1,4})\}?(?!\d)")
+_POWER_OF_TEN = re.compile(
+    r"(?<=[0-9])\s{0,4}(?:\\times|\\cdot|[×*x])\s{0,4}10\s{0,4}(?:\^|\*\*)\s{0,4}\{?([+-]?[0-9]{1,4})\}?(?![0-9])"
+)
 _TEXT_COMMAND = re.compile(r"\\(?:text|mathrm|mathbf|textbf|operatorname)\s{0,4}\{")
-_IGNORED_COMMAND = re.compile(r"\\(?:left|right|displaystyle|quad|qquad|[,;:!$()\[\]{} ])")
+_IGNORED_COMMAND = re.compile(r"\^\{?\\circ\}?|\\(?:left|right|displaystyle|quad|qquad|[,;:!$()\[\]{} ])")
 
 
 def plain_text(text: str) -> str:
-    """`text` without the mark-up around numbers: LaTeX delimiters, thin spaces, other minus signs, markdown bold."""
+    """`text` without the mark-up around numbers: LaTeX delimiters and fractions, thin spaces, other minus signs."""
     text = _MINUS_SIGNS.sub("-", text)
     text = text.replace("\\%", "%")
     text = _THIN_SPACES.sub(",", text)
     text = _FRACTION.sub(r"\1/\2", text)
     text = _POWER_OF_TEN.sub(r"e\1", text)
     text = _TEXT_COMMAND.sub(" {", text)
-    text = _IGNORED_COMMAND.sub(" ", text)
-    return text.replace("**", " ") if text.count("**") == 2 and not re.search(r"\d\s*\*\*\s*\d", text) else text
+    return _IGNORED_COMMAND.sub(" ", text)
 
 
 _SYMBOLS = re.compile(r"\\[A-Za-z]+|[π√∞±^²³¹½¼¾⅓⅔≤≥<>≈]|\b(?:sqrt|infinity)\b")
@@ -137,10 +145,10 @@ def _has_symbols(text: str) -> bool:
 
 # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_DECIMAL = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+_DECIMAL = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)(?P<currency>[$€£¥]?)(?P<inner_sign>[-+]?)"
-    rf"(?P<decimal>{_DECIMAL})(?:[eE](?P<exponent>[+-]?\d+))?"
+    rf"(?P<decimal>{_DECIMAL})(?:[eE](?P<exponent>[+-]?[0-9]+))?"
     rf"(?:\s?/\s?(?P<denominator>{_DECIMAL}))?"
 )
 _PERCENT = re.compile(r"\s{0,2}(?:%|per\s?cent\b)", re.IGNORECASE)
@@ -177,9 +185,9 @@ def _number(text: str, match: re.Match[str]) -> Number | None:
         return _NOT_A_NUMBER
     if signed and before and (before[-1].isalnum() or before[-1] in ")]}."):
         return None  # a minus between operands: a difference or a range
-    if before and (before[-1] in "/:" or re.search(r"\d[.,]$", before)):
+    if before and (before[-1] in "/:" or re.search(r"[0-9][.,]$", before[-2:])):
         return None  # a date, a time, a version, or digits grouped in no known way
-    if re.match(r"[.,:/]\d|/|[eE][+-]?\d", after) or _GLUED_FACTOR.match(after):
+    if re.match(r"[.,:/_][0-9]|/[0-9]|[eE][+-]?[0-9]|\s?\*\s?[A-Za-z(]", after) or _GLUED_FACTOR.match(after):
         return None
     value = _value(match)
     if value is None:

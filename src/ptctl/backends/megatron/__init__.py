@@ -1,4 +1,4 @@
-"""The backend `megatron`: trains Hugging Face policies through Megatron-Core, on GPUs or, for tests and tiny models, on CPUs.
+"""The backend `megatron`: trains Hugging Face policies through Megatron-Core, on GPUs or, for tiny models, on CPUs.
 
     backend.py       MegatronBackend: the `ptctl.protocols.Backend`
     ├── runtime.py       process group, Megatron's parallel groups, device; deals micro-batches to data parallel ranks
@@ -44,6 +44,7 @@ def __getattr__(name: str) -> Any:
         if package not in _NEEDED:
             raise
         raise MissingExtra(
-            f"the backend megatron needs the package {error.name}, which is not installed", hint="pip install 'ptctl[train]'"
+            f"the backend megatron needs the package {error.name}, which is not installed",
+            hint="pip install 'ptctl[train]'",
         ) from error
     return MegatronBackend

@@ -1,5 +1,8 @@
 """The backend `megatron`. See the package's docstring for its parts."""
 
+# torch and Megatron-Core are typed in parts only.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import functools
@@ -40,9 +43,9 @@ INITIALIZATIONS = ("load", "random")
 class MegatronBackend:
     """Trains a policy with Megatron-Core; a `ptctl.protocols.Backend`.
 
-    One process, or several data parallel ones under torchrun. Without a GPU it computes in float32 on the CPU; the number of
-    threads is the caller's (`OMP_NUM_THREADS` or `torch.set_num_threads`), and one is the fastest for a tiny model.
-    Megatron keeps its parallel groups in globals, so a process has one open backend at a time.
+    One process, or several data parallel ones under torchrun. Without a GPU it computes in float32 on the CPU; the
+    number of threads is the caller's (`OMP_NUM_THREADS` or `torch.set_num_threads`), and one is the fastest for a tiny
+    model. Megatron keeps its parallel groups in globals, so a process has one open backend at a time.
     """
 
     name: ClassVar[str] = "megatron"
@@ -62,8 +65,8 @@ class MegatronBackend:
     def start(self) -> None:
         """Build the model and load the policy: its checkpoint where that is of the same phase, its weights otherwise.
 
-        A checkpoint of the same phase restores weights, Adam's moments and the schedule, so that training goes on as if it had
-        never stopped. Raises InputNotFound, UsageError or DataError for a directory that cannot be trained from.
+        A checkpoint of the same phase restores weights, Adam's moments and the schedule, so that training goes on as if
+        it had never stopped. Raises InputNotFound, UsageError or DataError for a directory that cannot be trained from.
         """
         policy = self._settings.policy
         self._geometry = read_geometry(policy)
@@ -97,7 +100,7 @@ class MegatronBackend:
         load_weights(model.named_parameters(), geometry, read)
 
     def begin_phase(self, settings: BackendSettings) -> None:
-        """Keep the weights and start a fresh optimizer and schedule; checkpoints carry the new phase's name from now on."""
+        """Keep the weights and start a fresh optimizer and schedule; checkpoints name the new phase from now on."""
         _check_settings(settings)
         model = self._started()[1]
         self._settings = settings
@@ -122,7 +125,8 @@ class MegatronBackend:
     def step(self, rows: TrainRows, planned: PlannedStep) -> StepMetrics:
         """One optimizer step.
 
-        Raises DataError for rows that cannot be trained on and for a non-finite loss or gradient; nothing is updated then.
+        Raises DataError or UsageError for rows that cannot be trained on, and DataError for a non-finite loss or
+        gradient; nothing is updated then.
         """
         began = time.perf_counter()
         geometry, model, updates = self._started()
@@ -155,7 +159,7 @@ class MegatronBackend:
 
     @torch.no_grad()
     def logprobs(self, rows: TrainRows, micro_batches: Sequence[Int64Array]) -> Float32Array:
-        """# [T] log-probability of each token at its row's temperature; 0 at first tokens and in rows of no micro-batch."""
+        """# [T] log-probability of each token at its row's temperature; 0 at first tokens and in rows not asked for."""
         geometry, model, _ = self._started()
         check_rows(rows, micro_batches, geometry)
         shares = self._runtime.deal(micro_batches)
@@ -170,10 +174,10 @@ class MegatronBackend:
         return self._runtime.sum_over_ranks(torch.from_numpy(result).to(self._runtime.device)).cpu().numpy()
 
     def publish(self, directory: Path, *, with_checkpoint: bool) -> str:
-        """Write weights, the source policy's other files and, where asked, `checkpoint/` into `directory`, and fsync them.
+        """Write weights, the source policy's other files and, where asked, `checkpoint/` into `directory`; fsync all.
 
-        The caller makes it atomic by giving a temporary directory. Every rank calls it and gets the sha256 of the weights (see
-        `policy_files.write_weights`). Raises OutputError where writing fails.
+        The caller makes it atomic by giving a temporary directory. Every rank calls it and gets the sha256 of the
+        weights (see `policy_files.write_weights`). Raises OutputError where writing fails.
         """
         geometry, model, updates = self._started()
         checkpoint = directory / CHECKPOINT_DIRECTORY

@@ -1,9 +1,12 @@
 """Rows as columns → padded micro-batches on the device, and the checks that a step must pass before any work.
 
-A row is padded at its end to the longest row of its micro-batch. Position t predicts token t + 1, so the last token of a row is
-no input, and its first token has no log-probability. Of the [b, s] predictions only the *picked* ones go on to the loss: whatever
-stands behind the mask never enters it, so its gradient is exactly zero even where it is NaN.
+A row is padded at its end to the longest row of its micro-batch. Position t predicts token t + 1, so the last token of
+a row is no input, and its first token has no log-probability. Of the [b, s] predictions only the *picked* ones go on to
+the loss: whatever stands behind the mask never enters it, so its gradient is exactly zero even where it is NaN.
 """
+
+# torch and Megatron-Core are typed in parts only.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -36,16 +39,16 @@ class MicroBatch:
 
 def pick_loss_tokens(rows: TrainRows, token_weights: Float64Array, indices: Int64Array) -> int:
     """How many tokens of the rows `indices` are in the loss: `loss_mask` is set and the row's weight is not 0."""
-    counts = np.add.reduceat(rows.loss_mask, rows.offsets[:-1], dtype=np.int64) if rows.num_rows else np.zeros(0, np.int64)
-    counts = np.where(rows.lengths > 0, counts, 0)  # reduceat repeats the next element for an empty row
-    return int(counts[indices][token_weights[indices] != 0].sum())
+    counted = np.concatenate([[0], np.cumsum(rows.loss_mask, dtype=np.int64)])  # [T + 1]
+    per_row = counted[rows.offsets[1:]] - counted[rows.offsets[:-1]]  # [N]
+    return int(per_row[indices][token_weights[indices] != 0].sum())
 
 
 def check_rows(rows: TrainRows, micro_batches: Sequence[Int64Array], geometry: Geometry) -> Int64Array:
     """# [R] the rows of all micro-batches, after checking what would give a wrong result or kill one rank alone.
 
-    Raises UsageError for a temperature that is not above 0, and DataError for ids outside the vocabulary, for a first token in
-    the loss mask, for a row that stands twice and for rows longer than the model's attention window.
+    Raises UsageError for a temperature that is not above 0, and DataError for ids outside the vocabulary, for a first
+    token in the loss mask, for a row that stands twice and for rows longer than the model's attention window.
     """
     indices = np.concatenate([*micro_batches, np.zeros(0, dtype=np.int64)]).astype(np.int64)
     if len(np.unique(indices)) != len(indices) or np.any((indices < 0) | (indices >= rows.num_rows)):
@@ -69,7 +72,7 @@ def check_rows(rows: TrainRows, micro_batches: Sequence[Int64Array], geometry: G
 def build_micro_batch(
     rows: TrainRows, indices: Int64Array, token_weights: Float64Array | None, device: torch.device
 ) -> MicroBatch:
-    """Pad the rows `indices`. With `token_weights` [N] only loss tokens are picked, with None every token but each first."""
+    """Pad the rows `indices`. With `token_weights` [N] loss tokens are picked, with None all but each row's first."""
     predictions = np.maximum(rows.lengths[indices] - 1, 0)  # [b]
     num_inputs = max(int(predictions.max(initial=0)), 1)
     steps = np.arange(num_inputs)

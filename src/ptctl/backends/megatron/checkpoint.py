@@ -1,22 +1,26 @@
 """Megatron's distributed checkpoint of one phase: model, optimizer, schedule, phase name and step.
 
-The format is Megatron-Core's `torch_dist`, which can be loaded under another parallel layout. Megatron's own writer forks a
-process for each file and keeps a manager process for their results; here the same planner and format are written in this
-process, which takes milliseconds and survives guards against forking with threads.
+The format is Megatron-Core's `torch_dist`, which can be loaded under another parallel layout. Megatron's own writer
+forks a process for each file and keeps a manager process for their results; here the same planner and format are
+written in this process, which takes milliseconds.
 """
+
+# torch and Megatron-Core are typed in parts only.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
 import contextlib
 import pickle
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import checkpoint as torch_checkpoint
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as save_state_dict
 
 from ptctl.backends.megatron.mcore import (
     MCoreSavePlanner,
@@ -31,6 +35,9 @@ from ptctl.errors import CorruptShard
 
 FORMAT = 1
 """Version of the layout below; a checkpoint of another version is not resumed."""
+
+_UNREADABLE = (OSError, EOFError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError, CheckpointException)
+"""What torch and Megatron raise for torn files."""
 
 _METADATA_FILE = "metadata.json"
 """Written last by Megatron; without it there is no checkpoint."""
@@ -50,9 +57,9 @@ class _InProcessStrategy(TorchDistSaveShardedStrategy):
     def save(self, sharded_state_dict: dict[str, Any], checkpoint_dir: str | Path) -> None:
         """Write the sharded tensors and objects; called by `dist_checkpointing.save` on every rank."""
         translated, _, _ = replace_keys_with_sharded_keys(sharded_state_dict, self.keep_only_main_replica)
-        torch_checkpoint.save(
+        save_state_dict(
             mcore_to_pyt_state_dict(translated, False),
-            storage_writer=torch_checkpoint.FileSystemWriter(checkpoint_dir, sync_files=False, thread_count=1),
+            storage_writer=FileSystemWriter(checkpoint_dir, sync_files=False, thread_count=1),
             planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
         )
 
@@ -90,7 +97,7 @@ def load_checkpoint(directory: Path, model: Model, updates: Updates, progress: P
 
 
 def _sharded_state(model: Model, updates: Updates, *, is_loading: bool, with_optimizer: bool) -> dict[str, Any]:
-    """Megatron's description of what this rank holds. Before the first update Adam has no moments, and none are kept."""
+    """Megatron's description of what this rank holds. Before the first update Adam has no moments to keep."""
     state: dict[str, Any] = {f"model{number}": chunk.sharded_state_dict() for number, chunk in enumerate(model.bare)}
     if with_optimizer:
         parts = state["model0"] if len(model.bare) == 1 else dict(state)
@@ -99,12 +106,12 @@ def _sharded_state(model: Model, updates: Updates, *, is_loading: bool, with_opt
 
 
 @contextlib.contextmanager
-def _reading(directory: Path) -> Iterator[None]:
+def _reading(directory: Path) -> Generator[None]:
     try:
         with warnings.catch_warnings():  # Megatron calls deprecated functions of torch
             warnings.simplefilter("ignore", FutureWarning)
             yield
-    except (OSError, EOFError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError, CheckpointException) as error:
+    except _UNREADABLE as error:
         raise CorruptShard(
             f"{directory}: the checkpoint cannot be read: {error}",
             hint="remove this directory to start the phase's optimizer afresh from the weights",

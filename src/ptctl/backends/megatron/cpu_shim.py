@@ -1,20 +1,23 @@
 """Makes Megatron-Core's hard-coded CUDA calls land on the CPU, for machines without a GPU.
 
 Megatron-Core has no CPU mode: it asks for `torch.cuda.current_device()`, creates tensors with `device="cuda"`, compares
-`tensor.type()` with "torch.cuda.FloatTensor", seeds the CUDA generator and waits for CUDA streams. `CpuShim` replaces those
-functions while a backend is open and puts the originals back when it is closed. It does nothing where CUDA is available, and
-only the train process ever uses it.
+`tensor.type()` with "torch.cuda.FloatTensor", seeds the CUDA generator and waits for CUDA streams. `CpuShim` replaces
+those functions while a backend is open and puts the originals back when it is closed. It does nothing where CUDA is
+available, and only the train process ever uses it.
 
-A `TorchFunctionMode` would be less intrusive, but recomputation runs parts of the forward pass inside the backward pass, where
-no mode is active.
+A `TorchFunctionMode` would be less intrusive, but recomputation runs parts of the forward pass inside the backward
+pass, where no mode is active.
 """
+
+# torch and Megatron-Core are typed in parts only.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -82,7 +85,7 @@ def _same(tensor_or_module: Any, *_: Any, **__: Any) -> Any:
 
 
 @contextlib.contextmanager
-def compile_disabled() -> Iterator[None]:
+def compile_disabled() -> Generator[None]:
     """Make `torch.compile` return its argument, while Megatron-Core decorates its functions at import.
 
     Without a GPU its fused functions gain nothing from compilation, and the compiler alone costs two seconds to import.
@@ -109,8 +112,8 @@ class CpuShim:
         """Replace the functions. Does nothing where CUDA is available, or when installed already."""
         if self._originals or torch.cuda.is_available():
             return
-        # PyTorch caches the list of its device constructors on first use, for `with torch.device("meta")`. It must see the
-        # originals: with wrapped ones transformers builds wrong rotary buffers, silently.
+        # PyTorch caches the list of its device constructors on first use, for `with torch.device("meta")`. It must see
+        # the originals: with wrapped ones transformers builds wrong rotary buffers, silently.
         _device_constructors()
         for name in FACTORIES:
             self._replace(torch, name, _on_cpu(getattr(torch, name)))
@@ -174,12 +177,14 @@ class CpuShim:
 
     def _replace_in_megatron(self) -> None:
         random = sys.modules[_RANDOM]
-        self._replace(random, "_set_cuda_rng_state", lambda state, device=-1, graph_safe=False: torch.set_rng_state(state))
+        self._replace(
+            random, "_set_cuda_rng_state", lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
+        )
         self._replace(
             random, "_get_cuda_rng_state", lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()
         )
         if dispatcher := sys.modules.get(_MOE_DISPATCHER):
-            # Megatron converts split sizes only where they are on a GPU; the collectives need them on the host as numbers.
+            # Megatron converts split sizes only where they are on a GPU; collectives need them as host numbers.
             self._replace(dispatcher, "maybe_move_tensor_to_cpu", _splits_on_host)
 
 

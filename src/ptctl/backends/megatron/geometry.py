@@ -1,8 +1,9 @@
-"""What a Hugging Face `config.json` says about the model, and the refusal of what cannot be trained here. Standard library only.
+"""What a Hugging Face `config.json` says about the model, and the refusal of what cannot be trained here.
 
-Supported architectures: Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE for causal language modelling, with tied or separate output
-weights and grouped-query attention. Whatever changes the function of the model and is not implemented is refused by name,
-because a setting that is silently ignored trains another model than the engines serve.
+Supported architectures: Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE for causal language modelling, with tied or separate
+output weights and grouped-query attention. Whatever changes the function of the model and is not implemented is refused
+by name, because a setting that is silently ignored trains another model than the engines serve. Nothing is imported but
+the standard library.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ _LLAMA3_SCALING = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_po
 def read_geometry(directory: Path) -> Geometry:
     """Read `directory/config.json`.
 
-    Raises InputNotFound where there is none, DataError where it is broken or incomplete, and UsageError, naming the key, for a
-    model that cannot be trained.
+    Raises InputNotFound where there is none, DataError where it is broken or incomplete, and UsageError, naming the
+    key, for a model that cannot be trained.
     """
     path = directory / "config.json"
     try:
@@ -108,7 +109,7 @@ def read_geometry(directory: Path) -> Geometry:
 
 
 def geometry_of(config: Mapping[str, Any], where: str) -> Geometry:
-    """Geometry of a decoded `config.json`; `where` names it in errors. Raises DataError and UsageError as `read_geometry`."""
+    """Geometry of a decoded `config.json`; `where` names it in errors. Raises as `read_geometry` does."""
     architecture = _architecture_of(config, where)
     _check_only_values(config, _MUST_BE | (_MOE_MUST_BE if architecture.moe else {}), where)
     hidden_size, num_heads = _int(config, "hidden_size", where), _int(config, "num_attention_heads", where)
@@ -143,13 +144,14 @@ def geometry_of(config: Mapping[str, Any], where: str) -> Geometry:
 
 
 def _architecture_of(config: Mapping[str, Any], where: str) -> _Architecture:
-    names = config.get("architectures") or []
+    names: list[Any] = list(config.get("architectures") or [])
     for name in names:
         if name in _ARCHITECTURES:
             return _ARCHITECTURES[name]
     found = ", ".join(str(name) for name in names) or "none"
     raise UsageError(
-        f"{where}: the architecture {found} has no mapping to Megatron-Core", hint=f"supported: {', '.join(_ARCHITECTURES)}"
+        f"{where}: the architecture {found} has no mapping to Megatron-Core",
+        hint=f"supported: {', '.join(_ARCHITECTURES)}",
     )
 
 
@@ -183,7 +185,7 @@ def _float(config: Mapping[str, Any], key: str, where: str) -> float:
 
 
 def _rope(config: Mapping[str, Any], where: str) -> tuple[float, float | None, float | None]:
-    """(theta, Llama 3 factor, linear factor) from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`."""
+    """(theta, Llama 3 factor, linear factor), as transformers 5 or 4 (`rope_theta`, `rope_scaling`) writes them."""
     parameters: dict[str, Any] = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     theta = float(parameters.get("rope_theta") or config.get("rope_theta") or 10_000.0)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"

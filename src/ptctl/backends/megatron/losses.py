@@ -1,9 +1,13 @@
 """Log-probabilities, entropy and the losses `sft` and `grpo` on vocabulary-parallel logits.
 
 Every rank of a tensor parallel group holds the same n predictions and a slice of the vocabulary, so each sum over the
-vocabulary is finished by a collective. A loss is the plain sum of token weight × token loss: the weights are normalised over the
-whole step when it is planned (`ptctl.token_weights`), so nothing here is divided by tokens, micro-batches or ranks.
+vocabulary is finished by a collective. A loss is the plain sum of token weight × token loss: the weights are normalised
+over the whole step when it is planned (`ptctl.token_weights`), so nothing here is divided by tokens, micro-batches or
+ranks.
 """
+
+# torch and Megatron-Core are typed in parts only.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ _MASKED_LOGIT = -1e9
 class TokenSums:
     """Sums over the loss tokens of one micro-batch, kept on the device so that nothing waits for it.
 
-    `sums` is [5]: loss, entropy, k3, clipped tokens, tokens. `max_difference` is [1]: the largest |train − rollout|.
+    `sums` is [4]: loss, entropy, k3 and clipped tokens. `max_difference` is [1]: the largest |train − rollout|.
     """
 
     sums: Tensor
@@ -67,8 +71,9 @@ def token_logprobs(logits: Tensor, targets: Tensor) -> Tensor:
 def token_entropies(logits: Tensor) -> Tensor:
     """# [n] entropy in nats for `logits` [n, V / ranks] over the tensor parallel group.
 
-    With m the largest logit and S = Σ exp(z − m): H = log S − Σ exp(z − m)(z − m) / S; m, S and the last sum are finished by
-    collectives. A softmax over each rank's own slice would give ln 2 for four equal logits on two ranks, instead of ln 4.
+    With m the largest logit and S = Σ exp(z − m): H = log S − Σ exp(z − m)(z − m) / S; m, S and the last sum are
+    finished by collectives. A softmax over each rank's own slice would give ln 2 for four equal logits on two ranks,
+    instead of ln 4.
     """
     group = parallel_state.get_tensor_model_parallel_group()
     largest = logits.amax(dim=1)
@@ -97,8 +102,7 @@ def step_loss(logits: Tensor, batch: MicroBatch, settings: LossSettings, vocab_s
         divergence = num_clipped = losses.new_zeros(())
         difference = losses.new_zeros(len(losses))
     loss = (batch.token_weights * losses).sum()
-    num_tokens = losses.new_full((), len(losses))
-    sums = torch.stack([loss.detach(), entropies.sum(), divergence, num_clipped, num_tokens]).double()
+    sums = torch.stack([loss.detach(), entropies.sum(), divergence, num_clipped]).double()
     return loss, TokenSums(sums, torch.cat([difference, difference.new_zeros(1)]).amax(0, keepdim=True))
 
 
@@ -107,8 +111,9 @@ def clipped_policy_loss(
 ) -> tuple[Tensor, Tensor]:
     """PPO's clipped objective per token (Schulman et al. 2017, equation 7; clip-higher of DAPO), as a loss.
 
-    With r = exp(logprob − rollout logprob): loss = −min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A). Its gradient is −A·r·∇log p
-    where the clip is not active and 0 where it is. All arguments are [n]; returns the losses [n] and where the clip is active [n].
+    With r = exp(logprob − rollout logprob): loss = −min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A). Its gradient is
+    −A·r·∇log p where the clip is not active and 0 where it is. All arguments are [n]; returns the losses [n] and where
+    the clip is active [n].
     """
     ratios = torch.exp(logprobs - rollout_logprobs)
     plain = ratios * advantages
@@ -117,7 +122,7 @@ def clipped_policy_loss(
 
 
 def k3_divergence(log_ratio: Tensor) -> Tensor:
-    """The k3 estimate of KL(rollout ‖ train) per token: exp(x) − 1 − x with x = train − rollout log-probability (Schulman 2020).
+    """The k3 estimate of KL(rollout ‖ train) per token (Schulman 2020): exp(x) − 1 − x, x = train − rollout logprob.
 
     Never negative, 0 where the policies agree, unbiased because the tokens were sampled from the rollout policy.
     """

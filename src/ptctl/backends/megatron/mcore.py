@@ -1,9 +1,12 @@
 """Everything that is used of Megatron-Core, imported in one place (written for megatron-core >= 0.16.1, < 0.20).
 
-The import is special: without a GPU `torch.compile` is kept out of it (see `cpu_shim.compile_disabled`), and its warnings that
-Transformer Engine and Apex are missing are dropped, because both are optional here. Every other file of this package takes its
-Megatron names from this one, so that the order of imports cannot matter.
+The import is special: without a GPU `torch.compile` is kept out of it (see `cpu_shim.compile_disabled`), and its
+warnings that Transformer Engine and Apex are missing are dropped, because both are optional here. Every other file of
+this package takes its Megatron names from this one, so that the order of imports cannot matter.
 """
+
+# torch and Megatron-Core are typed in parts only.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import contextlib
 import warnings
 
 import torch
-import torch._dynamo  # torch.optim imports it on first use, and it must not meet the functions that cpu_shim replaces
+import torch._dynamo  # pyright: ignore[reportUnusedImport] torch.optim imports it, and under the CPU shim it could not
 
 from ptctl.backends.megatron.cpu_shim import compile_disabled
 
@@ -24,7 +27,7 @@ with warnings.catch_warnings(), contextlib.nullcontext() if HAS_GPU else compile
     from megatron.core.dist_checkpointing.strategies.torch import (
         MCoreSavePlanner,
         TorchDistSaveShardedStrategy,
-        _replace_state_dict_keys_with_sharded_keys,
+        _replace_state_dict_keys_with_sharded_keys,  # pyright: ignore[reportPrivateUsage]
         mcore_to_pyt_state_dict,
     )
     from megatron.core.distributed import (
@@ -43,13 +46,13 @@ with warnings.catch_warnings(), contextlib.nullcontext() if HAS_GPU else compile
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed, vocab_parallel_cross_entropy
-    from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.module import Float16Module
+    from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 leaves the name unbound without Transformer Engine, and then uses it
+if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 uses this name, but binds it only with Transformer Engine
     moe_utils.te_general_gemm = None  # pyright: ignore[reportAttributeAccessIssue]
 
 replace_keys_with_sharded_keys = _replace_state_dict_keys_with_sharded_keys

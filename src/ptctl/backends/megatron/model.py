@@ -1,5 +1,8 @@
 """Builds Megatron-Core's GPTModel for a geometry and wraps it in Megatron's DistributedDataParallel."""
 
+# torch and Megatron-Core are typed in parts only.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -54,12 +57,12 @@ class Model:
 
 
 def training_dtype(geometry: Geometry) -> torch.dtype:
-    """float32 on a CPU (bfloat16 products are a hundred times slower there); on a GPU what the config names, or float32."""
+    """float32 on a CPU, where bfloat16 is a hundred times slower; on a GPU bfloat16 where the config names it."""
     return torch.bfloat16 if HAS_GPU and geometry.dtype == "bfloat16" else torch.float32
 
 
 def build_model(geometry: Geometry, dtype: torch.dtype) -> Model:
-    """Build the model with Megatron's own initial values; `weights` fills in the real ones. Parallel groups must exist."""
+    """Build the model with Megatron's initial values; `weights` fills in the real ones. Parallel groups must exist."""
     config = transformer_config(geometry, dtype)
     multiple = VOCAB_MULTIPLE * config.tensor_model_parallel_size
     bare = GPTModel(
@@ -85,7 +88,7 @@ def build_model(geometry: Geometry, dtype: torch.dtype) -> Model:
 
 
 def transformer_config(geometry: Geometry, dtype: torch.dtype) -> TransformerConfig:
-    """Megatron's configuration. Fusions that need a GPU are off; gradients are plain sums over micro-batches and ranks."""
+    """Megatron's configuration. GPU fusions are off; gradients are plain sums over micro-batches and ranks."""
     moe: dict[str, Any] = {}
     if geometry.num_experts:
         moe = {
@@ -144,7 +147,7 @@ def layer_spec(geometry: Geometry, config: TransformerConfig) -> ModuleSpec | Tr
 def _sum_gradients(model: list[Any], num_tokens: torch.Tensor | None = None, **arguments: Any) -> None:
     """Megatron's end of a backward pass, without its division by the number of tokens.
 
-    Token weights are normalised over the whole step when it is planned, so gradients are summed over micro-batches and ranks
-    and never divided. With `num_tokens` None Megatron leaves them as they are.
+    Token weights are normalised over the whole step when it is planned, so gradients are summed over micro-batches and
+    ranks and never divided. With `num_tokens` None Megatron leaves them as they are.
     """
     finalize_model_grads(model, None, **arguments)

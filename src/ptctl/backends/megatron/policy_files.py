@@ -1,12 +1,15 @@
 """Reads and writes policy directories: safetensors weights, config and tokenizer files, digests, fsync."""
 
+# torch and Megatron-Core are typed in parts only.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -33,7 +36,7 @@ class WeightFiles:
     """The weights of one model directory, read tensor by tensor."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises InputNotFound where the index names a file that is not there, CorruptShard where the index is broken."""
+        """Raises InputNotFound where the index names a file that is not there, CorruptShard for a broken file."""
         self.directory = directory
         self._file_of: dict[str, Path] = {}
         for path in self._paths():
@@ -52,7 +55,7 @@ class WeightFiles:
         return [self.directory / name for name in names]
 
     @contextlib.contextmanager
-    def _open(self, path: Path) -> Iterator[safe_open]:
+    def _open(self, path: Path) -> Generator[safe_open]:
         try:
             with safe_open(path, framework="pt") as handle:
                 yield handle
@@ -67,7 +70,8 @@ class WeightFiles:
     def check(self, geometry: Geometry) -> None:
         """Compare names with what the model needs.
 
-        Raises DataError for missing tensors, and UsageError for tensors that would be dropped: they belong to another model.
+        Raises DataError for missing tensors, and UsageError for tensors that would be dropped: these belong to another
+        kind of model.
         """
         needed = weight_shapes(geometry).keys()
         missing = sorted(needed - self._file_of.keys())
@@ -79,7 +83,9 @@ class WeightFiles:
             if not name.endswith(_IGNORED_TENSORS) and not (geometry.tied and name == "lm_head.weight")
         )
         if extra:
-            raise UsageError(f"{self.directory}: {len(extra)} tensors have no place in the model, such as {', '.join(extra[:3])}")
+            raise UsageError(
+                f"{self.directory}: {len(extra)} tensors have no place in the model, such as {', '.join(extra[:3])}"
+            )
 
     def read(self, name: str) -> Tensor:
         """The tensor `name`, in the type that it has in the file."""
@@ -88,10 +94,10 @@ class WeightFiles:
 
 
 def side_files(directory: Path) -> dict[str, bytes]:
-    """Config, generation config, tokenizer and every other file of a model directory that holds no weights, by relative path.
+    """Config, tokenizer and every other file of a model directory that holds no weights, by relative path.
 
-    `policy.json`, `checkpoint/`, weight files, their index, hidden and temporary files are left out. They are read when training
-    starts, so that a long run can still publish after its first policy was pruned.
+    `policy.json`, `checkpoint/`, weight files, their index, hidden and temporary files are left out. They are read when
+    training starts, so that a long run can still publish after its first policy was pruned.
     """
     found: dict[str, bytes] = {}
     for path in sorted(directory.rglob("*")):
@@ -112,10 +118,10 @@ def write_side_files(directory: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_weights(directory: Path, tensors: Mapping[str, Tensor], max_shard_bytes: int = MAX_SHARD_BYTES) -> str:
-    """Write `model.safetensors`, or several files with an index beyond `max_shard_bytes`; returns the sha256 of the weights.
+    """Write `model.safetensors`, or beyond `max_shard_bytes` several files with an index; returns a digest.
 
-    The digest (hex) is over the contents of the weight files in the order of their names; for a single file it is the sha256 of
-    that file.
+    The digest, a sha256 in hex, is over the contents of the weight files in the order of their names; for a single file
+    it is the sha256 of that file.
     """
     shards: list[dict[str, Tensor]] = [{}]
     size_bytes = total_bytes = 0
@@ -154,7 +160,7 @@ def sync_directory(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def writing_to(directory: Path) -> Iterator[None]:
+def writing_to(directory: Path) -> Generator[None]:
     """Turn what fails while writing into OutputError, naming the directory."""
     try:
         yield

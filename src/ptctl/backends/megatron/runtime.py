@@ -1,9 +1,12 @@
 """The distributed runtime of one training process: process group, Megatron's parallel groups, device and CPU shim.
 
 A process that torchrun started joins its group; any other process is a group of one, without a network. Ranks are data
-parallel: each takes a share of every step's micro-batches, and Megatron sums the gradients. Tensor, pipeline, context and expert
-parallelism are not offered yet.
+parallel: each takes a share of every step's micro-batches, and Megatron sums the gradients. Tensor, pipeline, context
+and expert parallelism are not offered yet.
 """
+
+# torch and Megatron-Core are typed in parts only.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -25,7 +28,12 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Runtime:
-    """Opened by `start`, closed by `close`. Megatron keeps its groups in globals, so a process has one at a time."""
+    """Opened by `start`, closed by `close`.
+
+    Megatron keeps its groups in globals, so a process has one at a time. Processes of torchrun open theirs once: the
+    store through which they find each other cannot be joined again. Further phases need no new one
+    (`MegatronBackend.begin_phase`).
+    """
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -35,7 +43,7 @@ class Runtime:
         self._open = False
 
     def start(self, seed: int) -> None:
-        """Join or make the process group. Raises UsageError where torchrun's variables are incomplete or another is open."""
+        """Join or make the process group. Raises UsageError for incomplete torchrun variables or a second opening."""
         if distributed.is_initialized():
             raise UsageError("a backend or process group is open in this process already", hint="close it first")
         set_variables = [name for name in RANK_VARIABLES if os.environ.get(name)]
@@ -72,8 +80,8 @@ class Runtime:
     def deal(self, micro_batches: Sequence[Int64Array]) -> list[Int64Array]:
         """This rank's share: every world_size-th micro-batch, or a share of the rows of each where there are too few.
 
-        All ranks get the same number, because they meet in collectives; the last ones of some ranks may be empty. The plan
-        decides what the result is, this only decides who computes it.
+        All ranks get the same number, because they meet in collectives; the last ones of some ranks may be empty. The
+        plan decides what the result is, this only decides who computes it.
         """
         if self.world_size == 1:
             return list(micro_batches)

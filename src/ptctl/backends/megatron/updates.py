@@ -1,10 +1,12 @@
 """Megatron's Adam and learning-rate schedule for one phase, and the one update of a step."""
 
+# torch and Megatron-Core are typed in parts only.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import math
 from typing import Any
-
 
 from ptctl.backends.megatron.mcore import (
     ChainedOptimizer,
@@ -41,8 +43,9 @@ def check_optimizer(settings: OptimizerSettings) -> None:
 class Updates:
     """Optimizer and schedule of one phase.
 
-    Weight decay leaves out biases and norms, as Megatron does. The k-th step of a phase, from 1, uses the schedule's value at
-    k: warm-up reaches the full rate with its last step, decay reaches the minimum with its last step, no step has rate 0.
+    Weight decay leaves out biases and norms, as Megatron does. The k-th step of a phase, from 1, uses the schedule's
+    value at k: warm-up reaches the full rate with its last step and decay the minimum with its last step, and the first
+    step of a warm-up is not lost to a rate of 0.
     """
 
     def __init__(self, model: Model, settings: OptimizerSettings) -> None:
@@ -106,7 +109,7 @@ class Updates:
             )
         if self.settings.max_grad_norm > 0:
             for part in self.optimizer.chained_optimizers:  # dense and expert parameters; the norm is over both
-                clip_grad_by_total_norm_fp32(part.get_parameters(), self.settings.max_grad_norm, norm)
+                clip_grad_by_total_norm_fp32(list(part.get_parameters()), self.settings.max_grad_norm, norm)
         self.scheduler.step(1)
         self.optimizer.step_with_ready_grads()
         return norm, float(self.optimizer.param_groups[0]["lr"])
@@ -126,5 +129,3 @@ class Updates:
         for group, values in zip(self.optimizer.param_groups, kept, strict=True):
             group.update(values)
         self.scheduler.step(num_steps)
-
-

@@ -9,10 +9,13 @@ Layouts
 - `whole`: the same tensor.
 - `vocabulary`: the same rows, with zero rows appended up to Megatron's padded vocabulary.
 - `stacked`: the tensors one below the other.
-- `qkv`: for each key/value group its query heads, its key and its value; Hugging Face keeps all queries, keys and values apart.
+- `qkv`: for each key/value group its query heads, its key and its value.
 
-The names of Transformer Engine's fused norm layers have rules of their own, so that both layer specs load the same files.
+The names of Transformer Engine's fused norm layers have rules of their own: both layer specs load the same files.
 """
+
+# torch and Megatron-Core are typed in parts only.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -97,7 +100,7 @@ def load_weights(
 
 
 def export_weights(tensors: Iterable[tuple[str, Tensor]], geometry: Geometry) -> Iterator[tuple[str, Tensor]]:
-    """Hugging Face names and tensors of `tensors`, which are Megatron's parameters, or gradients, by Megatron's names."""
+    """Hugging Face names and tensors of `tensors`: parameters, or gradients, with Megatron's names."""
     for name, tensor in tensors:
         rule = rule_of(name)
         yield from zip(rule.names, _split(rule.layout, tensor.detach(), geometry), strict=True)
@@ -142,10 +145,9 @@ def _ffn_shapes(prefix: str, hidden_size: int, ffn_size: int) -> dict[str, tuple
 
 
 def random_weights(geometry: Geometry, seed: int) -> Callable[[str], Tensor]:
-    """A reader of random weights for `load_weights`, after transformers' convention: normal(0, initializer_range), norms 1,
-    biases 0.
+    """A reader of random weights for `load_weights`: normal(0, initializer_range), norms 1, biases 0, as transformers.
 
-    Each tensor has a generator of its own, seeded by its name, so that the weights do not depend on which rank builds which.
+    Each tensor has a generator seeded by its name, so that the weights do not depend on which rank builds which.
     """
     shapes = weight_shapes(geometry)
 
