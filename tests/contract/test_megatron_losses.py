@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from megatron_cases import (
     reference_logprobs,
     settings,
 )
+from safetensors.torch import load_file
 
 from ptctl.backends.megatron import MegatronBackend
 from ptctl.backends.megatron.batches import build_micro_batch
@@ -144,6 +146,50 @@ def test_non_finite_loss_updates_nothing(llama: Path) -> None:
         assert all(torch.equal(after[name], before[name]) for name in before)
         assert replace(backend.step(rows, make_plan(rows)), engine_s=0) == expected
         assert replace(backend.step(rows, make_plan(rows)), engine_s=0) == second
+
+
+def test_non_finite_gradient_updates_nothing(llama: Path) -> None:
+    """A gradient can be infinite where the loss is finite."""
+    rows = make_rows()
+    with opened(settings(llama)) as backend:
+        backend.step(rows, make_plan(rows))
+        before = hugging_face_weights(backend)
+        _, model, updates = backend._started()
+        next(model.named_parameters())[1].main_grad[0, 0] = math.inf
+        with pytest.raises(DataError, match=r"step 2: the loss is 1\.0, the gradient norm inf"):
+            updates.apply(1.0)
+        after = hugging_face_weights(backend)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert updates.num_steps == 1
+
+
+def test_bfloat16_is_near(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU does: weights in bfloat16, their masters and gradients in float32; masters survive a checkpoint."""
+    rows = make_rows()
+    with opened(settings(llama, learning_rate=1e-3)) as backend:
+        expected = [backend.step(rows, make_plan(rows)) for _ in range(3)]
+    monkeypatch.setattr("ptctl.backends.megatron.backend.training_dtype", lambda _: torch.bfloat16)
+    with opened(settings(llama, learning_rate=1e-3)) as backend:
+        found = [backend.step(rows, make_plan(rows, [0, 1, 2], [3, 4, 5])) for _ in range(2)]
+        backend.publish(tmp_path / "out", with_checkpoint=True)
+        third = backend.step(rows, make_plan(rows))
+    with opened(settings(tmp_path / "out", learning_rate=1e-3)) as backend:
+        resumed = backend.step(rows, make_plan(rows))
+    assert replace(resumed, engine_s=0) == replace(third, engine_s=0)
+    for metrics, reference in zip([*found, third], expected, strict=True):
+        assert metrics.loss == pytest.approx(reference.loss, rel=2e-2)
+        assert metrics.grad_norm == pytest.approx(reference.grad_norm, rel=5e-2)
+    assert load_file(tmp_path / "out" / "model.safetensors")["model.norm.weight"].dtype == torch.bfloat16
+
+
+def test_rows_beyond_the_sliding_window_are_refused(tmp_path: Path) -> None:
+    policy, rows = make_model(tmp_path / "model", "mistral"), make_rows()
+    config = json.loads((policy / "config.json").read_text())
+    (policy / "config.json").write_text(json.dumps(config | {"sliding_window": 13}))
+    with opened(settings(policy)) as backend:
+        with pytest.raises(DataError, match="longer than the sliding window of 13 tokens"):
+            backend.logprobs(rows, [np.array([0, 2])])
+        assert backend.logprobs(rows, [np.array([0, 1])]).any()
 
 
 def first_token_in_loss() -> Any:

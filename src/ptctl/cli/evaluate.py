@@ -61,6 +61,7 @@ def evaluate_command(
         baseline=_baseline(baseline or ()),
         strata=tuple(strata or loaded.values.eval.strata),
         gate=None if gate is None else load_gate(gate),
+        confidence=loaded.values.eval.confidence,
     )
     report = evaluate.run(options)
     if out is not None:

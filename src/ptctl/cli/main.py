@@ -114,8 +114,15 @@ def _leave(code: int) -> NoReturn:
 
 def _run_command() -> int:
     command = typer.main.get_command(app)
-    result: Any = command.main(prog_name="ptctl", standalone_mode=False)
-    return int(result) if isinstance(result, int) else ExitCode.OK
+    if "_PTCTL_COMPLETE" in os.environ:
+        command.main(prog_name="ptctl")  # prints completions and exits
+    # Not command.main(): it turns a broken pipe into exit code 1 by itself.
+    try:
+        with command.make_context("ptctl", sys.argv[1:]) as context:
+            command.invoke(context)
+    except typer.Exit as leave:
+        return leave.exit_code
+    return ExitCode.OK
 
 
 def _code_of_os_error(error: OSError) -> ExitCode:

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ptctl.errors import ExitCode
-from ptctl.recipe import Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from ptctl.recipe import Recipe
 
 RecipeOption = Annotated[
     Path | None, typer.Option("--recipe", metavar="FILE", help="Recipe (TOML file, or a directory with recipe.toml).")
@@ -43,6 +45,8 @@ FollowOption = Annotated[
 
 def read_recipe(recipe: Path | None, overrides: Sequence[str] | None, *, print_config: bool = False) -> Recipe:
     """Load the recipe; with `print_config` print it and leave."""
+    from ptctl.recipe import load_recipe  # pydantic and numpy: `--help` does without them
+
     loaded = load_recipe(recipe, overrides or ())
     if print_config:
         from ptctl.recipe.show import print_config as show

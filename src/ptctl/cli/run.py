@@ -69,6 +69,7 @@ def _evaluate(recipe: Recipe, scores: Path, baseline: Path | None) -> Report:
         scores=shards_in(scores),
         baseline=shards_in(baseline) if baseline is not None else (),
         strata=tuple(recipe.values.eval.strata),
+        confidence=recipe.values.eval.confidence,
     )
     return evaluate.run(options)
 

@@ -150,6 +150,7 @@ class Evaluation(Section):
     group_size: int = Field(1, ge=1, description="Trajectories of each held-out task.")
     temperature: float = Field(1.0, ge=0, description="Sampling temperature of evaluation.")
     strata: list[str] = Field(["domain", "family"], description="Facts by which success is broken down.")
+    confidence: float = Field(0.95, gt=0, lt=1, description="Level of the intervals, and of calling a stratum improved or worsened.")
     at_end: bool = Field(True, description="Whether the run ends with an evaluation and `reports/final`.")
 
 

@@ -74,7 +74,10 @@ def _check_finite(name: str, values: Sequence[Any]) -> None:
 def _column(rows: Sequence[Any], name: str, column: ColumnType) -> pa.Array[Any]:
     values = [getattr(row, name) for row in rows]
     if column.stream is not None:
-        return stream_array(values, column.stream)
+        try:
+            return stream_array(values, column.stream)
+        except (DataError, OverflowError, ValueError) as error:
+            raise DataError(f"column {name!r}: {error}") from error
     if column.arrow in (pa.float64(), pa.float32()):
         _check_finite(name, values)
     convert = _value_maker(column)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from ptctl.engines import decoder as decoder_module
+from ptctl.engines.admission import uniform_numbers
 from ptctl.engines.decoder import BatchDecoder
 from ptctl.engines.local import LocalEngine
 from ptctl.errors import DataError, InputNotFound, MissingExtra, PtctlError, RowFailure, UsageError
@@ -79,15 +80,20 @@ async def _all(engine: LocalEngine, requests: Sequence[GenerateRequest]) -> list
     return list(await asyncio.gather(*(engine.generate(request) for request in requests)))
 
 
-def _teacher_forced(policy: Path, request: GenerateRequest, completion: Completion) -> list[float]:
-    """Log-probabilities of a completion by a plain forward of transformers."""
+def _plain(policy: Path, request: GenerateRequest, completion: Completion) -> torch.Tensor:
+    """# [C, V] log-probabilities at each place of a completion by a plain forward of transformers."""
     model = AutoModelForCausalLM.from_pretrained(str(policy), dtype=torch.float32).eval()
     ids = torch.tensor([[*request.prompt_ids, *completion.token_ids]])
     with torch.no_grad():
         logits = model(input_ids=ids).logits[0].double()
-    logprobs = torch.log_softmax(logits / (request.sampling.temperature or 1.0), -1)
     first = len(request.prompt_ids) - 1
-    return [float(logprobs[first + index, token]) for index, token in enumerate(completion.token_ids)]
+    return torch.log_softmax(logits / (request.sampling.temperature or 1.0), -1)[first:-1]
+
+
+def _teacher_forced(policy: Path, request: GenerateRequest, completion: Completion) -> list[float]:
+    """# [C] log-probabilities of the tokens of a completion by a plain forward of transformers."""
+    logprobs = _plain(policy, request, completion)
+    return [float(logprobs[index, token]) for index, token in enumerate(completion.token_ids)]
 
 
 def _ids(completions: Sequence[Completion]) -> list[list[int]]:
@@ -106,6 +112,15 @@ def test_logprobs_equal_a_plain_forward(models: dict[str, Path], name: str, temp
     for request, completion in list(zip(requests, completions, strict=True))[::3]:
         expected = _teacher_forced(models[name], request, completion)
         assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+def test_token_i_is_drawn_with_uniform_number_i(models: dict[str, Path]) -> None:
+    requests = _requests(4, temperature=2.0)
+    completions = _with_engine(models["llama"], lambda engine: _all(engine, requests))
+    for request, completion in zip(requests, completions, strict=True):
+        cumulative = _plain(models["llama"], request, completion).exp().cumsum(-1)
+        uniforms = torch.from_numpy(uniform_numbers(request.seed, len(completion.token_ids)))[:, None]
+        assert torch.searchsorted(cumulative, uniforms, right=True)[:, 0].tolist() == list(completion.token_ids)
 
 
 def test_tokens_do_not_depend_on_the_batch(models: dict[str, Path]) -> None:
@@ -209,9 +224,9 @@ def test_version_of_policy_json(models: dict[str, Path], tmp_path: Path) -> None
     assert [span.policy_version for span in completion.version_spans] == [3]
 
 
-@pytest.mark.parametrize("layout", ["sharded", "tied_twice"])
+@pytest.mark.parametrize("layout", ["sharded", "tied_twice", "extra"])
 def test_other_layouts_of_the_weights(models: dict[str, Path], tmp_path: Path, layout: str) -> None:
-    """Shards of an index are read; a file that names a tied weight twice goes through transformers' own loader."""
+    """Shards of an index are read; what does not map one to one goes through transformers' own loader."""
     policy = shutil.copytree(models["other"], tmp_path / "policy")
     tensors = load_file(policy / "model.safetensors")
     if layout == "sharded":
@@ -222,7 +237,8 @@ def test_other_layouts_of_the_weights(models: dict[str, Path], tmp_path: Path, l
         weight_map = {name: "a.safetensors" if name in names[:5] else "b.safetensors" for name in names}
         (policy / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     else:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        name = "lm_head.weight" if layout == "tied_twice" else "model.rotary_emb.old_buffer"
+        tensors[name] = tensors["model.embed_tokens.weight"].clone()
         save_file(tensors, policy / "model.safetensors", metadata={"format": "pt"})
     request = _requests(1)[0]
 

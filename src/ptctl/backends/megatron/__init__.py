@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MegatronBackend"]
 
-_NEEDED = ("torch", "megatron", "safetensors", "psutil", "packaging")
+_NEEDED = ("torch", "megatron", "safetensors", "psutil", "packaging", "triton")
 """Top-level packages of the extra `train`; a missing one is a missing extra, any other import error is a bug."""
 
 

@@ -109,7 +109,7 @@ def _sharded_state(model: Model, updates: Updates, *, is_loading: bool, with_opt
 def _reading(directory: Path) -> Generator[None]:
     try:
         with warnings.catch_warnings():  # Megatron calls deprecated functions of torch
-            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore")
             yield
     except _UNREADABLE as error:
         raise CorruptShard(

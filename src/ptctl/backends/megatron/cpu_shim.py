@@ -80,6 +80,26 @@ def _nothing(*_: Any, **__: Any) -> None:
     return
 
 
+def _cpu_device() -> torch.device:
+    return CPU
+
+
+def _one() -> int:
+    return 1
+
+
+def _get_rng_state(*_: Any, **__: Any) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def _set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
+    torch.set_rng_state(state)
+
+
+def _no_context(*_: Any) -> contextlib.nullcontext[None]:
+    return contextlib.nullcontext()
+
+
 def _same(tensor_or_module: Any, *_: Any, **__: Any) -> Any:
     return tensor_or_module
 
@@ -155,34 +175,29 @@ class CpuShim:
         self._replace(torch.nn.Module, "cuda", _same)
 
     def _replace_cuda_module(self) -> None:
-        stream = _NoStream()
         replacements: dict[str, Any] = {
-            "current_device": lambda: CPU,
-            "device_count": lambda: 1,
+            "current_device": _cpu_device,
+            "device_count": _one,
             "set_device": _nothing,
             "synchronize": _nothing,
             "empty_cache": _nothing,
             "manual_seed": torch.manual_seed,
-            "get_rng_state": lambda device=None: torch.get_rng_state(),
-            "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
-            "current_stream": lambda *_: stream,
-            "default_stream": lambda *_: stream,
-            "stream": lambda _: contextlib.nullcontext(),
+            "get_rng_state": _get_rng_state,
+            "set_rng_state": _set_rng_state,
+            "current_stream": _NoStream,
+            "default_stream": _NoStream,
+            "stream": _no_context,
             "Stream": _NoStream,
             "Event": _NoStream,
         }
         for name, replacement in replacements.items():
             self._replace(torch.cuda, name, replacement)
-        self._replace(torch.cuda.random, "get_rng_state", replacements["get_rng_state"])
+        self._replace(torch.cuda.random, "get_rng_state", _get_rng_state)
 
     def _replace_in_megatron(self) -> None:
         random = sys.modules[_RANDOM]
-        self._replace(
-            random, "_set_cuda_rng_state", lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
-        )
-        self._replace(
-            random, "_get_cuda_rng_state", lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()
-        )
+        self._replace(random, "_set_cuda_rng_state", _set_rng_state)
+        self._replace(random, "_get_cuda_rng_state", _get_rng_state)
         if dispatcher := sys.modules.get(_MOE_DISPATCHER):
             # Megatron converts split sizes only where they are on a GPU; collectives need them as host numbers.
             self._replace(dispatcher, "maybe_move_tensor_to_cpu", _splits_on_host)

@@ -48,7 +48,6 @@ with warnings.catch_warnings(), contextlib.nullcontext() if HAS_GPU else compile
     from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed, vocab_parallel_cross_entropy
     from megatron.core.transformer.module import Float16Module
     from megatron.core.transformer.moe import moe_utils
-    from megatron.core.transformer.spec_utils import ModuleSpec
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -66,7 +65,6 @@ __all__ = [
     "Float16Module",
     "GPTModel",
     "MCoreSavePlanner",
-    "ModuleSpec",
     "OptimizerConfig",
     "OptimizerParamScheduler",
     "TorchDistSaveShardedStrategy",

@@ -21,7 +21,6 @@ from ptctl.backends.megatron.mcore import (
     DistributedDataParallelConfig,
     Float16Module,
     GPTModel,
-    ModuleSpec,
     TransformerBlockSubmodules,
     TransformerConfig,
     finalize_model_grads,
@@ -127,8 +126,11 @@ def transformer_config(geometry: Geometry, dtype: torch.dtype) -> TransformerCon
     )
 
 
-def layer_spec(geometry: Geometry, config: TransformerConfig) -> ModuleSpec | TransformerBlockSubmodules:
-    """Transformer Engine's layers on a GPU that has it, Megatron's local ones with `layers` elsewhere."""
+def layer_spec(geometry: Geometry, config: TransformerConfig) -> Any:
+    """Transformer Engine's layers on a GPU that has it, Megatron's local ones with `layers` elsewhere.
+
+    A ModuleSpec of one layer, or the TransformerBlockSubmodules of all of them; GPTModel takes both.
+    """
     num_experts = geometry.num_experts or None
     if HAS_GPU and HAVE_TE:
         return get_gpt_layer_with_transformer_engine_spec(num_experts=num_experts, qk_layernorm=geometry.qk_norm)
@@ -141,7 +143,8 @@ def layer_spec(geometry: Geometry, config: TransformerConfig) -> ModuleSpec | Tr
     attention.core_attention = SdpaCoreAttention
     if geometry.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RmsNorm
-    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=RmsNorm)
+    norm: Any = RmsNorm
+    return TransformerBlockSubmodules(layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=norm)
 
 
 def _sum_gradients(model: list[Any], num_tokens: torch.Tensor | None = None, **arguments: Any) -> None:

@@ -62,7 +62,8 @@ class Runtime:
         if set_variables:
             distributed.init_process_group(backend)
         else:
-            distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+            store = distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+            distributed.init_process_group(backend, store=store, rank=0, world_size=1)
         self.rank, self.world_size = distributed.get_rank(), distributed.get_world_size()
         parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
         model_parallel_cuda_manual_seed(seed % 2**31)

@@ -121,11 +121,17 @@ class Updates:
         """
         if num_steps == 0:
             return
-        kept = [
-            {name: value for name, value in group.items() if name not in ("params", "step")}
-            for group in self.optimizer.param_groups
-        ]
+        parts = self.optimizer.chained_optimizers
+        states = [optimizer_state] if len(parts) == 1 else [optimizer_state[number] for number in range(len(parts))]
+        for part, state in zip(parts, states, strict=True):
+            groups = {_group_key(group): group for group in part.param_groups}
+            for loaded in state.get("optimizer", state)["param_groups"]:  # nested where there are float32 masters
+                current = groups[_group_key(loaded)]
+                loaded.update({name: value for name, value in current.items() if name not in ("params", "step")})
         self.optimizer.load_state_dict(optimizer_state)
-        for group, values in zip(self.optimizer.param_groups, kept, strict=True):
-            group.update(values)
         self.scheduler.step(num_steps)
+
+
+def _group_key(group: dict[str, Any]) -> tuple[float, bool]:
+    """What tells Megatron's parameter groups apart, whatever the settings are: weight decay or none, expert or dense."""
+    return float(group["wd_mult"]), bool(group["is_expert_parallel"])

@@ -61,7 +61,7 @@ class Candidate:
         request_read, self._requests = os.pipe()
         self._replies, reply_write = os.pipe()
         program, source = os.path.join(DIRECTORY, "candidate.py"), os.path.join(DIRECTORY, "solution.py")
-        argv = [sys.executable, "-s", "-B", program, str(request_read), str(reply_write), source, entry_point]
+        argv = [sys.executable, "-s", "-B", "-u", program, str(request_read), str(reply_write), source, entry_point]
         self._process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,

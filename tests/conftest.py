@@ -1,8 +1,0 @@
-"""Nothing is shared between tests but the helpers beside this file, which are imported by name."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
