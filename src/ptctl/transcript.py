@@ -57,7 +57,11 @@ class Transcript:
         return self._tokenizer.render(messages, self._tools, add_generation_prompt=add_generation_prompt)
 
     def _open_segment(self, opened_by: str, first_new: int) -> None:
-        """Start a context with all messages; those from `first_new` on become turns, the others stand already."""
+        """Start a context with all messages; those from `first_new` on become turns, the others stand already.
+
+        Where the template renders the earlier messages otherwise when they stand alone, the boundary before the new ones
+        cannot be told, and the first new turn's span begins with the segment.
+        """
         start = len(self.token_ids)
         self._segment_starts.append((start, opened_by))
         self._template_text = self._render(self._messages, add_generation_prompt=True)

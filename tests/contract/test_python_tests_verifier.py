@@ -46,9 +46,10 @@ def sandbox() -> Iterator[BubblewrapSandbox]:
 
 
 def make_code_task(target: Mapping[str, Any], *, timeout_s: float = 20.0, **columns: Any) -> Task:
+    limits = Limits(verify_timeout_s=timeout_s, memory_bytes=128 << 20)
     return make_task(
         task_id="code/0", domain="code", family="code", split="eval", prompt=(), verifier="python_tests",
-        target_json=canonical_json(target), limits=Limits(verify_timeout_s=timeout_s, memory_bytes=128 << 20), **columns,
+        target_json=canonical_json(target), limits=limits, **columns,
     )  # fmt: skip
 
 
@@ -185,7 +186,8 @@ HOSTILE = {
     "atexit": f"import atexit\natexit.register(print, {FORGED!r})\ndef add(a, b): return 0",
     "prints a report": f"print({FORGED!r})\ndef add(a, b): print({FORGED!r}); return 0",
     "object that equals everything": (
-        "class Any(int):\n    __eq__ = lambda s, o: True\n    __ne__ = lambda s, o: False\n    __hash__ = int.__hash__\n"
+        "class Any(int):\n    __eq__ = lambda s, o: True\n    __ne__ = lambda s, o: False\n"
+        "    __hash__ = int.__hash__\n"
         "def add(a, b): return Any(7)"
     ),
     "object of its own class": "class Any:\n    __eq__ = lambda s, o: True\ndef add(a, b): return Any()",
@@ -212,7 +214,8 @@ HOSTILE = {
         "import plain_data\nplain_data.encode = lambda v: {'!': 'dict', 'v': [[[], []]]}\ndef add(a, b): return 3"
     ),
     "sends a frame without end": (
-        "import plain_data, os\nplain_data.write_frame = lambda fd, m: os.write(fd, b'\\xff' * 64)\ndef add(a, b): return 3"
+        "import plain_data, os\nplain_data.write_frame = lambda fd, m: os.write(fd, b'\\xff' * 64)\n"
+        "def add(a, b): return 3"
     ),
     "claims that the tests are broken": (
         "import plain_data, sys\nwrite = plain_data.write_frame\n"
@@ -221,11 +224,12 @@ HOSTILE = {
     ),
     "leaves daemons": (
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork(): os._exit(0)\n"
-        f"    while True:\n        open('/proc/1/fd/1', 'w').write({FORGED!r}); time.sleep(.01)\ndef add(a, b): return 0"
+        f"    while True:\n        open('/proc/1/fd/1', 'w').write({FORGED!r}); time.sleep(.01)\n"
+        "def add(a, b): return 0"
     ),
     "spoils the report": (
-        "import os\ndef add(a, b):\n    os.truncate('/proc/1/fd/1', 0)\n    open('/proc/1/fd/1', 'w').write('x' * 400000)\n"
-        "    return 0"
+        "import os\ndef add(a, b):\n    os.truncate('/proc/1/fd/1', 0)\n"
+        "    open('/proc/1/fd/1', 'w').write('x' * 400000)\n    return 0"
     ),
     "starves its parent": (
         "import os, resource\nfor limit in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE):\n"
@@ -255,7 +259,8 @@ def test_candidate_sees_neither_tests_nor_key(sandbox: BubblewrapSandbox) -> Non
 import ctypes, glob, os
 tester = os.getppid()
 seen = []
-for path in glob.glob("/box/**", recursive=True, include_hidden=True) + ["/proc/1/fd/0", "/proc/1/fd/1", "/proc/1/cmdline"]:
+paths = glob.glob("/box/**", recursive=True) + glob.glob("/box/.ptctl/*")
+for path in paths + ["/proc/1/fd/0", "/proc/1/fd/1", "/proc/1/fd/2", "/proc/1/cmdline"]:
     try:
         text = open(path, "rb").read(1 << 20) if not os.path.isdir(path) else b""
     except OSError:
@@ -264,7 +269,8 @@ for path in glob.glob("/box/**", recursive=True, include_hidden=True) + ["/proc/
         seen.append(path)
 for path in ("mem", "maps", "environ", "fd/0", "fd/1", "fd/3", "cwd", "root", "syscall"):
     try:
-        os.readlink(f"/proc/{tester}/{path}") if path in ("cwd", "root") else open(f"/proc/{tester}/{path}", "rb").read(1)
+        full = f"/proc/{tester}/{path}"
+        os.readlink(full) if path in ("cwd", "root") else open(full, "rb").read(1)
         seen.append(path)
     except OSError:
         pass

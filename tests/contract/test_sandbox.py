@@ -34,8 +34,9 @@ class TestBubblewrap(SandboxContract):
 class TestRssWatchdog:
     """The lowest rung, which a node with cgroups would otherwise never run."""
 
-    @pytest.fixture
-    def sandbox(self) -> Iterator[BubblewrapSandbox]:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def sandbox(cls) -> Iterator[BubblewrapSandbox]:
         sandbox = BubblewrapSandbox(memory=RssWatchdog())
         yield sandbox
         sandbox.close()

@@ -28,6 +28,8 @@ from ptctl.sandboxes.memory import BoxHandles, MemoryControl, MemoryLimit
 
 SET_UP_TIMEOUT_S = 20.0
 """bwrap needs milliseconds; a node on which it takes longer than this is not usable."""
+MAX_POLL_S = 3600.0
+"""poll() takes no more than 24 days."""
 KILL_TIMEOUT_S = 10.0
 """A killed box is gone in milliseconds unless a process of it is stuck in the kernel."""
 
@@ -178,7 +180,7 @@ class Box:
             if left_s <= 0:
                 return True
             interval_s = self._limit.interval_s
-            if self._ended_within(self._process, left_s if interval_s is None else min(left_s, interval_s)):
+            if self._ended_within(self._process, min(left_s, interval_s or MAX_POLL_S)):
                 return False
             if interval_s is not None and self._limit.exceeded():
                 return False

@@ -170,7 +170,7 @@ class _Rollout:
         return done
 
     async def _play_slots(self) -> None:
-        while (slot := await self.slots.get()) is not None:
+        while not self.options.stopped() and (slot := await self.slots.get()) is not None:
             # Two statements: `self.finished.append(await …)` would bind the list before the wait, and a commit in between
             # would take that list away.
             row = await self._play(slot)

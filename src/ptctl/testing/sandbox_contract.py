@@ -94,15 +94,17 @@ class SandboxContract:
     factory: ClassVar[str]
     """`module:callable` that makes the sandbox without arguments, also in another process."""
 
-    def make_sandbox(self) -> Sandbox:
+    @classmethod
+    def make_sandbox(cls) -> Sandbox:
         """The sandbox under test."""
-        module, name = self.factory.split(":")
+        module, name = cls.factory.split(":")
         return getattr(import_module(module), name)()
 
-    @pytest.fixture
-    def sandbox(self) -> Iterator[Sandbox]:
-        """One sandbox for each test, closed afterwards."""
-        sandbox = self.make_sandbox()
+    @pytest.fixture(scope="class")
+    @classmethod
+    def sandbox(cls) -> Iterator[Sandbox]:
+        """One sandbox for all tests of the class, closed behind the last."""
+        sandbox = cls.make_sandbox()
         yield sandbox
         sandbox.close()
 

@@ -79,11 +79,18 @@ def test_only_this_thread_changes_its_uid_and_nothing_stays_changed(tmp_path: Pa
     libc = ctypes.CDLL(None)
     libc.prctl(1, 15, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGTERM
     elsewhere: list[str] = []
+    now = threading.Event()
+
+    def read_elsewhere() -> None:
+        now.wait()
+        elsewhere.append(private.read_text())
+
+    thread = threading.Thread(target=read_elsewhere)
+    thread.start()
     with file_system_uid(61000):
         with pytest.raises(PermissionError):
             private.read_text()
-        thread = threading.Thread(target=lambda: elsewhere.append(private.read_text()))
-        thread.start()
+        now.set()
         thread.join()
     death_signal = ctypes.c_int()
     libc.prctl(2, ctypes.byref(death_signal), 0, 0, 0)

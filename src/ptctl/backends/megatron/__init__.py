@@ -47,4 +47,6 @@ def __getattr__(name: str) -> Any:
             f"the backend megatron needs the package {error.name}, which is not installed",
             hint="pip install 'ptctl[train]'",
         ) from error
+    except AttributeError as error:  # Python would report it as a name that this package lacks
+        raise ImportError(f"the backend megatron cannot be imported: {error}") from error
     return MegatronBackend

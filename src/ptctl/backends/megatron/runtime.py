@@ -37,7 +37,7 @@ class Runtime:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self.rank = 0
+        self.rank = int(os.environ.get("RANK") or 0)  # known before `start`, for MegatronBackend.is_main
         self.world_size = 1
         self._shim = CpuShim()
         self._open = False

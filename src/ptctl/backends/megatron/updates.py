@@ -133,5 +133,5 @@ class Updates:
 
 
 def _group_key(group: dict[str, Any]) -> tuple[float, bool]:
-    """What tells Megatron's parameter groups apart, whatever the settings are: weight decay or none, expert or dense."""
+    """What tells Megatron's parameter groups apart under any settings: weight decay or none, expert or dense."""
     return float(group["wd_mult"]), bool(group["is_expert_parallel"])
