@@ -118,17 +118,18 @@ def test_bwrap_below_a_private_directory(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert not staging.exists()
 
 
-def test_nothing_is_left_after_close_or_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+def test_nothing_is_left_after_close_or_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     num_open = len(os.listdir("/proc/self/fd"))
-    sandbox = BubblewrapSandbox()
-    sandbox.run(shell("echo x > y", files={"f": b""}, read_back=("y",)))
-    for bad in ({"files": {"../f": b""}}, {"environment": {"A": "\0"}}, {"files": {"a": b"", "a/b": b""}}):
-        with pytest.raises(PtctlError):
-            sandbox.run(shell("true", **bad))
-    sandbox.close()
-    assert list(tmp_path.iterdir()) == []
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        os.chmod(directory, 0o755)
+        monkeypatch.setattr("tempfile.tempdir", directory)
+        sandbox = BubblewrapSandbox()
+        sandbox.run(shell("echo x > y", files={"f": b""}, read_back=("y",)))
+        for bad in ({"files": {"../f": b""}}, {"environment": {"A": "\0"}}, {"files": {"a": b"", "a/b": b""}}):
+            with pytest.raises(PtctlError):
+                sandbox.run(shell("true", **bad))
+        sandbox.close()
+        assert os.listdir(directory) == []
     assert len(os.listdir("/proc/self/fd")) == num_open
 
 
@@ -169,16 +170,17 @@ def test_contract_holds_for_an_ordinary_user() -> None:
     site_packages = Path(pytest.__file__).parent.parent
     source = Path(__file__).resolve().parents[2] / "src"
     version = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
-    python = next((p for p in (sys.executable, version) if _runs_as_user(p, site_packages)), None)
+    path = f"{source}:{site_packages}"
+    python = next((p for p in (sys.executable, version) if _runs_as_user(p, path)), None)
     if python is None:
-        pytest.skip("uid 1001 can read no Python with pytest and numpy")
+        pytest.skip("uid 1001 can read no Python with pytest and ptctl")
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         os.chown(directory, 1001, 1001)
         suite = Path(directory, "test_as_user.py")
         suite.write_text(SUITE_OF_A_USER)
         finished = subprocess.run(
             [*_AS_USER, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={directory}", str(suite)],
-            env={"PYTHONPATH": f"{source}:{site_packages}", "PYTHONDONTWRITEBYTECODE": "1", "HOME": directory,
+            env={"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "HOME": directory,
                  "PATH": "/usr/bin:/bin", "TMPDIR": directory},
             cwd=directory, capture_output=True, text=True, check=False,
         )  # fmt: skip
@@ -197,14 +199,14 @@ class TestUser(SandboxContract):
 _AS_USER = ["setpriv", "--reuid=1001", "--regid=1001", "--clear-groups"]
 
 
-def _runs_as_user(python: str, site_packages: Path) -> bool:
+def _runs_as_user(python: str, path: str) -> bool:
     probe = [
         *_AS_USER,
         python,
         "-c",
-        "import pytest, numpy, subprocess, sys; subprocess.run([sys.executable, '-c', ''], check=True)",
+        "import pytest, subprocess, sys, ptctl.protocols; subprocess.run([sys.executable, '-c', ''], check=True)",
     ]
-    environment = {"PYTHONPATH": str(site_packages), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         return subprocess.run(probe, env=environment, cwd="/", capture_output=True, check=False).returncode == 0
     except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 from typing import Any, NoReturn
@@ -135,6 +136,9 @@ def _code_of_os_error(error: OSError) -> ExitCode:
 
 def main() -> NoReturn:
     """Run the command line and leave with its exit code. Anything not listed here is a bug and shows its traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # LC_ALL=C cannot show "…", and must not crash on it
     try:
         code = _run_command()
     except PtctlError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,8 +32,9 @@ from ptctl.protocols import Engine
 from ptctl.recipe import Recipe, RecipeModel, load_recipe
 from ptctl.records import Purpose
 from ptctl.shards.dataset import is_complete, manifest_facts, shards_in
-from ptctl.shards.follow import follow_datasets, read_paths
+from ptctl.shards.follow import follow_datasets, read_paths, require_some
 from ptctl.shards.policies import POLICY_FILE, latest, read_policy_file, versions
+from ptctl.shards.reader import read_table
 from ptctl.shards.run_directory import RunDirectory
 from ptctl.stages import rollout
 
@@ -79,7 +81,7 @@ def rollout_command(
         raise UsageError("rollout needs --policy DIR and -o DIR", hint="ptctl rollout --help")
     values = loaded.for_phase(phase)
     directory = latest(policy)
-    shards = read_paths(draws or ["-"], nul=null)
+    shards = require_some(read_paths(draws or ["-"], nul=null), "rollout")
     asyncio.run(_play_once(loaded, values, directory, shards, out, stopped, grace_s, max_errors))
 
 
@@ -88,27 +90,17 @@ async def _play_once(
     stopped: Callable[[], bool], grace_s: float, max_errors: int | None,
 ) -> None:  # fmt: skip
     engine: Engine = registry.load("engines", values.rollout.engine)(engine_settings(values, policy))
-    first = next(shards, None)
+    first = next(shards)
     purpose = _purpose(first)
     await engine.start()
     try:
         options = _options(loaded, values, engine, policy, purpose, {}, stopped, grace_s, max_errors)
-        await rollout.run(options(_chain(first, shards), out))
+        await rollout.run(options(itertools.chain([first], shards), out))
     finally:
         await engine.close()
 
 
-def _chain(first: Path | None, rest: Any) -> Any:
-    if first is not None:
-        yield first
-        yield from rest
-
-
-def _purpose(shard: Path | None) -> str:
-    if shard is None:
-        return Purpose.TRAIN
-    from ptctl.shards.reader import read_table
-
+def _purpose(shard: Path) -> str:
     found = read_table(shard, "draws", ["purpose"]).column(0)
     return str(found[0].as_py()) if len(found) else Purpose.TRAIN
 

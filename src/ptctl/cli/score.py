@@ -26,7 +26,7 @@ from ptctl.loop.parent import die_with_parent
 from ptctl.protocols import Sandbox, Verifier
 from ptctl.recipe import RecipeModel, load_recipe
 from ptctl.shards.dataset import is_complete, manifest_facts
-from ptctl.shards.follow import follow_datasets, follow_shards, read_paths
+from ptctl.shards.follow import follow_datasets, follow_shards, read_paths, require_some
 from ptctl.shards.run_directory import RunDirectory
 from ptctl.stages import score
 
@@ -60,7 +60,7 @@ def score_command(
     if out is None:
         raise UsageError("score needs -o DIR", hint="ptctl score --help")
     values = loaded.for_phase(phase)
-    shards = read_paths(trajectories or ["-"], nul=null)
+    shards = require_some(read_paths(trajectories or ["-"], nul=null), "score")
     score.run(_options(values, shards, out, loaded.digest, {}, stopped, max_errors))
 
 

@@ -27,7 +27,7 @@ from ptctl.protocols import Backend
 from ptctl.recipe import Recipe, load_recipe
 from ptctl.records import Purpose
 from ptctl.shards.dataset import is_complete, manifest_facts, shards_in
-from ptctl.shards.follow import follow_datasets, read_paths
+from ptctl.shards.follow import follow_datasets, read_paths, require_some
 from ptctl.shards.policies import POLICY_FILE, latest, published, read_policy_file, versions
 from ptctl.shards.run_directory import RunDirectory
 from ptctl.stages import train
@@ -66,9 +66,7 @@ def train_command(
     if policy is None or out is None:
         raise UsageError("train needs --policy DIR and -o DIR", hint="ptctl train --help")
     start = latest(policy)
-    shards = list(read_paths(scores or ["-"], nul=null))
-    if not shards:
-        raise UsageError("no score shards on standard input", hint="did the stage before fail?")
+    shards = list(require_some(read_paths(scores or ["-"], nul=null), "train"))
     _train_once(loaded, phase, start, shards, out)
 
 

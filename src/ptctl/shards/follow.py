@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ptctl.errors import Interrupted, UsageError
+from ptctl.errors import InputNotFound, Interrupted, UsageError
 from ptctl.shards.dataset import datasets_in, expand, is_complete, shards_in
 
 MIN_POLL_S = 0.02
@@ -45,6 +45,15 @@ def read_paths(arguments: Sequence[str], *, nul: bool = False) -> Iterator[Path]
         for line in _records(nul):
             if line:
                 yield from expand(line)
+
+
+def require_some(paths: Iterator[Path], stage: str) -> Iterator[Path]:
+    """The same paths; raises InputNotFound where there are none, so that a broken pipeline does not end as a success."""
+    first = next(paths, None)
+    if first is None:
+        raise InputNotFound(f"{stage}: no shards on standard input", hint="did the stage before fail?")
+    yield first
+    yield from paths
 
 
 def _records(nul: bool) -> Iterator[str]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,13 @@ from ptctl.sandboxes.host import copy_bwrap, find_bwrap, survey_host
 from ptctl.sandboxes.keeper import marked_processes, remove_tree
 
 
-def test_survey(tmp_path: Path) -> None:
-    try:
-        host = survey_host(tmp_path)
-    except MissingExtra:
-        pytest.skip("bubblewrap is not installed")
-    assert os.access(host.bwrap, os.X_OK)
+def test_survey() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:  # pytest's own is closed to other users
+        try:
+            host = survey_host(Path(directory))
+        except MissingExtra:
+            pytest.skip("bubblewrap is not installed")
+        assert os.access(host.bwrap, os.X_OK)
     assert host.uid != 0
     assert (host.setpriv is not None) == (os.geteuid() == 0)
     assert host.read_only[0] == "/usr"
