@@ -3,8 +3,8 @@
     python docs/build_reference.py            write them
     python docs/build_reference.py --check    print what differs and leave with status 1
 
-A page is prose with regions: what stands between `<!-- begin generated: NAME -->` and `<!-- end generated -->` is made here, the
-rest by hand. So a flag, a recipe key, a column or an exit code has one description, in the code.
+A page is prose with regions: what stands between `<!-- begin generated: NAME -->` and `<!-- end generated -->` is made
+here, the rest by hand. So a flag, a recipe key, a column or an exit code has one description, in the code.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ast
 import difflib
 import importlib
 import inspect
+import pkgutil
 import re
 import sys
 import tomllib
@@ -80,7 +81,12 @@ def _class_body(cls: type) -> list[ast.stmt]:
 
 
 def _classes(module: types.ModuleType) -> list[type]:
-    """Public classes of a module, in the order of the source."""
+    """Public classes of a module, or of the modules of a package, in the order of the source."""
+    if hasattr(module, "__path__"):
+        parts = [
+            importlib.import_module(f"{module.__name__}.{part.name}") for part in pkgutil.iter_modules(module.__path__)
+        ]
+        return [cls for part in parts for cls in _classes(part)]
     found = [cls for name, cls in vars(module).items() if isinstance(cls, type) and not name.startswith("_")]
     return [cls for cls in found if cls.__module__ == module.__name__]
 
@@ -106,11 +112,12 @@ def _commands() -> str:
 
 
 def _command(name: str, command: Any) -> str:
-    context = command.make_context(name, [], resilient_parsing=True)
+    # typer's wrapper keeps the function, whose annotations say what a value is.
+    hints = typing.get_type_hints(inspect.unwrap(command.callback)) if command.callback else {}
     is_root = name == "ptctl"
     params = [param for param in command.params if is_root or param.opts[0] not in COMPLETION_FLAGS]
     arguments = [[_code(param.metavar), _cell(param.help)] for param in params if param.param_type_name == "argument"]
-    options = [_option(param, context) for param in params if param.param_type_name == "option"]
+    options = [_option(param, hints) for param in params if param.param_type_name == "option"]
     options.append([_code("-h, --help" if is_root else "--help, -h"), "", "", "Show the help and exit."])
     parts = [f"## {name}\n", inspect.cleandoc(command.help) + "\n"]
     if arguments:
@@ -119,13 +126,22 @@ def _command(name: str, command: Any) -> str:
     return "\n".join(parts)
 
 
-def _option(param: Any, context: Any) -> list[str]:
+def _option(param: Any, hints: dict[str, Any]) -> list[str]:
     flags = ", ".join([*param.opts, *param.secondary_opts])
-    value = "" if param.is_flag else param.make_metavar(context)
+    value = "" if param.is_flag else param.metavar or _value(hints[param.name])
     default = "**required**" if param.required else ""
     if not param.required and param.default not in (None, False):
         default = _code(str(getattr(param.default, "value", param.default)))
     return [_code(flags), _code(value), default, _cell(param.help or "")]
+
+
+def _value(annotation: Any) -> str:
+    """What stands for a value whose option names none: `INTEGER`, or the values of an enumeration."""
+    if typing.get_origin(annotation) in (types.UnionType, typing.Union):
+        annotation = typing.get_args(annotation)[0]
+    if issubclass(annotation, StrEnum):
+        return "|".join(annotation)
+    return {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}[annotation]
 
 
 def _recipe_keys() -> str:
@@ -168,10 +184,10 @@ def _recipe_default(field: Any) -> str:
 
 
 def _rows() -> str:
-    kinds = {row_type: kind for kind, row_type in records.ROW_TYPES.items()}
-    nested = [cls for cls in _classes(records) if cls not in kinds]
-    rows = [cls for cls in _classes(records) if cls in kinds]
-    parts = [_row_type(cls, f"{cls.__name__}: a row of `{kinds[cls]}`", is_column=True) for cls in rows]
+    nested = [cls for cls in _classes(records) if cls not in records.ROW_TYPES.values()]
+    parts = [
+        _row_type(cls, f"{cls.__name__}: a row of `{kind}`", is_column=True) for kind, cls in records.ROW_TYPES.items()
+    ]
     for cls in nested:
         parts.append(_values(cls) if issubclass(cls, StrEnum) else _row_type(cls, cls.__name__, is_column=True))
     return "\n".join(parts)
@@ -248,15 +264,11 @@ def _groups() -> str:
 
 
 def _protocols() -> str:
-    module_source = inspect.getsource(protocols)
-    parts: list[str] = []
-    for cls in _classes(protocols):
-        if "(Protocol)" in inspect.getsource(cls).splitlines()[0]:
-            parts.append(f"## {cls.__name__}\n\n```python\n{inspect.cleandoc(inspect.getsource(cls))}\n```\n")
-        elif f"class {cls.__name__}" in module_source:
-            parts.append(_row_type(cls, cls.__name__, is_column=False))
-    kind = inspect.cleandoc(inspect.getsource(tool_kinds.ToolKind))
-    parts.append(f"## ToolKind\n\nIn `ptctl.environments.tool_kinds`.\n\n```python\n{kind}\n```\n")
+    """As source: comments there give the shapes of arrays."""
+    parts = [
+        f"## {cls.__name__}\n\n```python\n{inspect.cleandoc(inspect.getsource(cls))}\n```\n"
+        for cls in [*_classes(protocols), tool_kinds.ToolKind]
+    ]
     return "\n".join(parts)
 
 

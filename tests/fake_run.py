@@ -49,7 +49,13 @@ def write_fake_recipe(directory: Path) -> Path:
     (directory / "model").mkdir()
     (directory / "model" / "config.json").write_text("{}")
     rows = [
-        {"prompt": f"task {i}", "answer": "x", "verifier": "fake", "family": f"f{i % 3}", "split": "eval" if i % 4 == 0 else "train"}
+        {
+            "prompt": f"task {i}",
+            "answer": "x",
+            "verifier": "fake",
+            "family": f"f{i % 3}",
+            "split": "eval" if i % 4 == 0 else "train",
+        }
         for i in range(40)
     ]
     (directory / "pool.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

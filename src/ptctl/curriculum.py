@@ -1,12 +1,13 @@
 """History → task weights → which tasks are drawn. Pure: the same inputs give the same draws, bit for bit.
 
-The success of a task is a Beta posterior shrunk towards its family, so that one lucky episode does not retire a task and a task
-never seen borrows from its relatives. The weight of a task is
+The success of a task is a Beta posterior shrunk towards its family, so that one lucky episode does not retire a task
+and a task never seen borrows from its relatives. The weight of a task is
 
     floor + learnability · 4p(1 − p) + failure · failure rate + novelty / (1 + draws so far)
 
-with p the posterior mean. Domains (or families) then share the batch between their summed weights and equal parts. Left out so far: decay of
-old outcomes over policy versions, retirement of solved tasks, quarantine of tasks whose environment fails.
+with p the posterior mean. Domains (or families) then share the batch between their summed weights and equal parts.
+Left out so far: decay of old outcomes over policy versions, retirement of solved tasks, quarantine of tasks whose
+environment fails.
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ def quotas(weight: FloatArray, part: IntArray, num_groups: int, balance: float) 
 def choose(weight: FloatArray, count: int, rng: np.random.Generator) -> IntArray:
     """Choose `count` of the tasks, # [count] indices.
 
-    Every task is taken once before any is taken twice. Within a pass tasks are drawn without replacement with probability
-    proportional to weight (Gumbel top-k; Efraimidis and Spirakis 2006).
+    Every task is taken once before any is taken twice. Within a pass tasks are drawn without replacement with
+    probability proportional to weight (Gumbel top-k; Efraimidis and Spirakis 2006).
     """
     passes, rest = divmod(count, len(weight))
     chosen = [rng.permutation(len(weight)) for _ in range(passes)]

@@ -18,7 +18,8 @@
     └── RowFailure                  1   one row failed; the stage that owns the row turns it into data
 
 Only `ptctl.cli` turns these into exit codes. A failed *row* is data (see `records.RowError`): a plug-in raises
-`RowFailure`, and no stage lets it pass. The gate's verdicts (10, 11, 12) are results and not errors; they are listed in `ExitCode`.
+`RowFailure`, and no stage lets it pass. The gate's verdicts (10, 11, 12) are results and not errors; `ExitCode` has
+them too.
 """
 
 from __future__ import annotations

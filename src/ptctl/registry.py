@@ -31,7 +31,8 @@ EXTRA_OF_MODULE = {
 
 @cache
 def _points(group: str) -> dict[str, EntryPoint]:
-    # Cached, because a scan of the installed packages takes milliseconds and environments look up their tools each episode.
+    # Cached, because a scan of the installed packages takes milliseconds and environments look up their tools each
+    # episode.
     if group not in GROUPS:
         raise ValueError(f"unknown plug-in group {group!r}")
     return {point.name: point for point in entry_points(group=f"ptctl.{group}")}

@@ -6,9 +6,9 @@ encoded once when it is added:
     <|user|>how old is AB?<|end|><|assistant|>  <|call|>lookup(AB)<|end|>  <|tool|>41<|end|><|assistant|>  41<|end|>
     └──────────── template, mask F ──────────┘  └── sampled, mask T ────┘  └──────── template, F ──────┘   └── T ──┘
 
-A template may rewrite earlier turns when a new one is added (it drops old reasoning, say). Then the tokens so far are no prefix
-of the next prompt, and a new segment is opened with the rewritten context, masked. A template that merely trims white
-space around an assistant's text rewrites nothing: the sampled bytes stay.
+A template may rewrite earlier turns when a new one is added (it drops old reasoning, say). Then the tokens so far are
+no prefix of the next prompt, and a new segment is opened with the rewritten context, masked. A template that merely
+trims white space around an assistant's text rewrites nothing: the sampled bytes stay.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Transcript:
     def _open_segment(self, opened_by: str, first_new: int) -> None:
         """Start a context with all messages; those from `first_new` on become turns, the others stand already.
 
-        Where the template renders the earlier messages otherwise when they stand alone, the boundary before the new ones
-        cannot be told, and the first new turn's span begins with the segment.
+        Where the template renders the earlier messages otherwise when they stand alone, the boundary before the new
+        ones cannot be told, and the first new turn's span begins with the segment.
         """
         start = len(self.token_ids)
         self._segment_starts.append((start, opened_by))
@@ -72,7 +72,7 @@ class Transcript:
         self._add_turns(self._messages[first_new:], start + first, [start + end for end in ends])
 
     def _prefix_length(self, ids: Sequence[int], num_messages: int, skip: str) -> int:
-        """Number of leading `ids` that spell the first `num_messages` messages (after `skip`); 0 where that cannot be told."""
+        """Number of leading `ids` that spell the first messages (after `skip`); 0 where that cannot be told."""
         try:
             text = self._render(self._messages[:num_messages], add_generation_prompt=False)
         except RowFailure:
@@ -108,7 +108,7 @@ class Transcript:
         return self._tokenizer.decode(ids)
 
     def add_completion(self, completion: Completion, content: str, turn_facts: Turn) -> None:
-        """Append sampled tokens and the assistant's turn; `turn_facts` gives what the transcript cannot know (times, costs).
+        """Append sampled tokens and the assistant's turn; times and costs come from `turn_facts`.
 
         Raises RowFailure where ids and log-probabilities do not match in number.
         """

@@ -45,7 +45,12 @@ def trained_groups(run: Path) -> list[str]:
 
 
 def drawn_groups(run: Path) -> list[str]:
-    return [row.group_id for n in range(NUM_BATCHES) for path in shards_in(run / "batches" / str(n)) for row in read_rows(path, "draws")]
+    return [
+        row.group_id
+        for n in range(NUM_BATCHES)
+        for path in shards_in(run / "batches" / str(n))
+        for row in read_rows(path, "draws")
+    ]
 
 
 def comparable(policy: Policy) -> tuple[object, ...]:
@@ -65,7 +70,9 @@ def test_killed_at_any_moment_trains_every_drawn_group_exactly_once(tmp_path: Pa
     # Not only once each, but in the same order with the same tokens: the weights are a hash of them.
     calm = [comparable(policy) for policy in published(tmp_path / "calm" / "policies")]
     assert [comparable(policy) for policy in published(killed / "policies")] == calm
-    final = [json.loads((tmp_path / name / "reports" / "final" / "eval.json").read_text()) for name in ("calm", "killed")]
+    final = [
+        json.loads((tmp_path / name / "reports" / "final" / "eval.json").read_text()) for name in ("calm", "killed")
+    ]
     assert final[0]["overall"] == final[1]["overall"]
 
 
@@ -84,5 +91,9 @@ def test_every_visible_shard_reads_and_no_slot_stands_twice(tmp_path: Path) -> N
         for version in versions(run / "policies"):
             assert (run / "policies" / str(version) / POLICY_FILE).exists()
     run_to_end(recipe, run, None)
-    slots = [(row.group_id, row.index, row.batch) for path in (run / "trajectories").rglob("*.parquet") for row in read_rows(path, "trajectories")]
+    slots = [
+        (row.group_id, row.index, row.batch)
+        for path in (run / "trajectories").rglob("*.parquet")
+        for row in read_rows(path, "trajectories")
+    ]
     assert len(slots) == len(set(slots))

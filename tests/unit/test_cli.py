@@ -20,10 +20,13 @@ from ptctl.shards.dataset import shards_in
 ROOT = Path(__file__).parents[2]
 
 
-def ptctl(*arguments: object, cwd: Path | None = None, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+def ptctl(
+    *arguments: object, cwd: Path | None = None, stdin: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "ptctl", *map(str, arguments)],
-        cwd=cwd, input=stdin, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environment},
+        cwd=cwd, input=stdin, capture_output=True, text=True, timeout=120, check=False, env={**os.environ,
+        **environment},
     )  # fmt: skip
 
 
@@ -33,12 +36,14 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("played")
     write_fake_recipe(place / "recipe")
     script = (
-        "set -e; P='%s -m ptctl'; R='--recipe recipe'\n"
+        f"set -e; P='{sys.executable} -m ptctl'; R='--recipe recipe'\n"
         "$P tasks import recipe/pool.jsonl -o tasks\n"
         "$P sample tasks $R -n 4 -o batches/1 | $P rollout - $R --policy recipe/model -o trajectories/1"
         " | $P score - $R -o scores/1 | $P train - $R --policy recipe/model -o policies\n"
-    ) % sys.executable
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", script], cwd=place, capture_output=True, text=True, check=False)
+    )
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", script], cwd=place, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "policies/1"
     return place
@@ -80,7 +85,7 @@ def listing(place: Path) -> set[Path]:
         ("init recipe", 73, "recipe exists already"),
         ("tasks import recipe/pool.csv -o new", 66, "no pool source at recipe/pool.csv"),
         ("run nowhere -o new", 66, "no recipe at nowhere"),
-        ("run recipe -o new --set pool.sources=[\"gone.jsonl\"]", 66, "gone.jsonl, which is not there"),
+        ('run recipe -o new --set pool.sources=["gone.jsonl"]', 66, "gone.jsonl, which is not there"),
         ("run recipe -o new --set policy.path=tasks", 66, "which is no model directory"),
         ("run recipe -o new --set rollout.engine=nosuch", 2, "unknown engine 'nosuch'"),
         ("sampel x", 2, "No such command 'sampel'"),
@@ -108,7 +113,9 @@ def test_bad_input(played: Path, tmp_path: Path, arguments: str, code: int, told
 
 @pytest.mark.parametrize("stage", ["rollout", "score", "train"])
 def test_an_empty_pipe_is_not_a_success(played: Path, tmp_path: Path, stage: str) -> None:
-    done = ptctl(stage, "-", *(["--policy", played / "recipe" / "model"] if stage != "score" else []), "-o", tmp_path / "new")
+    done = ptctl(
+        stage, "-", *(["--policy", played / "recipe" / "model"] if stage != "score" else []), "-o", tmp_path / "new"
+    )
     assert (done.returncode, (tmp_path / "new").exists()) == (66, False)
     assert "no shards on standard input" in done.stderr
 
@@ -121,7 +128,9 @@ def test_paths_separated_by_nul(played: Path, tmp_path: Path) -> None:
 
 
 def test_a_reader_that_leaves_ends_the_producer_with_141_and_silence(played: Path) -> None:
-    script = f"{sys.executable} -m ptctl sample tasks --recipe recipe --print-config -o x | true; echo ${{PIPESTATUS[0]}}"
+    script = (
+        f"{sys.executable} -m ptctl sample tasks --recipe recipe --print-config -o x | true; echo ${{PIPESTATUS[0]}}"
+    )
     script = script.replace("| true", "| (exec <&-; sleep 0.1)")
     done = subprocess.run(["bash", "-c", script], cwd=played, capture_output=True, text=True, check=True)
     assert (done.stdout.strip(), done.stderr) == ("141", "")
@@ -181,7 +190,13 @@ def test_run_resumes_extends_and_refuses_another_recipe(tmp_path: Path) -> None:
     assert (again.returncode, again.stdout) == (0, "")
     more = ptctl("run", recipe, "-o", run, "--steps", 2)
     assert more.returncode == 0, more.stderr
-    assert sorted(path.name for path in (run / "policies").iterdir() if path.name.isdigit()) == ["0", "1", "2", "3", "4"]
+    assert sorted(path.name for path in (run / "policies").iterdir() if path.name.isdigit()) == [
+        "0",
+        "1",
+        "2",
+        "3",
+        "4",
+    ]
     assert (run / "reports" / "policy-3" / "eval.json").exists()
     other = ptctl("run", recipe, "-o", run, "--set", "train.learning_rate=1.0")
     assert other.returncode == 78

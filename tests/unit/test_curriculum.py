@@ -15,9 +15,14 @@ from ptctl.errors import UsageError
 
 def settings(**changes: object) -> CurriculumSettings:
     values: dict[str, object] = {
-        "strategy": "adaptive", "learnability_weight": 1.0, "failure_weight": 0.25, "novelty_weight": 0.5, "floor_weight": 0.1,
-        "quota_by": "domain", "quota_balance": 0.5,
-    }  # fmt: skip
+        "strategy": "adaptive",
+        "learnability_weight": 1.0,
+        "failure_weight": 0.25,
+        "novelty_weight": 0.5,
+        "floor_weight": 0.1,
+        "quota_by": "domain",
+        "quota_balance": 0.5,
+    }
     return CurriculumSettings(**(values | changes))  # type: ignore[arg-type]
 
 

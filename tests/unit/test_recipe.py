@@ -36,7 +36,8 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_every_problem_is_reported_at_once_with_its_line(tmp_path: Path) -> None:
-    text = '[run]\nnam = "x"\n\n[train]\nlearning_rat = 3\nepochs = "a"\n[[phases]]\nname = "rl"\nsteps = 1\n[phases.train]\nepoch = 3\n'
+    text = '[run]\nnam = "x"\n\n[train]\nlearning_rat = 3\nepochs = "a"\n'
+    text += '[[phases]]\nname = "rl"\nsteps = 1\n[phases.train]\nepoch = 3\n'
     with pytest.raises(UsageError) as caught:
         load_recipe(written(tmp_path, text), ["train.clip_lw=0.1"])
     message = str(caught.value)

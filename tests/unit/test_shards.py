@@ -89,9 +89,15 @@ def test_odd_text_is_byte_exact(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("columns", "what"),
-    [({"final_answer": "\udce9"}, "final_answer"), ({"rollout_logprobs": [float("nan")]}, "NaN"), ({"token_ids": [2**31]}, "token_ids")],
+    [
+        ({"final_answer": "\udce9"}, "final_answer"),
+        ({"rollout_logprobs": [float("nan")]}, "NaN"),
+        ({"token_ids": [2**31]}, "token_ids"),
+    ],
 )
-def test_what_no_column_can_hold_is_refused_and_leaves_nothing(tmp_path: Path, columns: dict[str, object], what: str) -> None:
+def test_what_no_column_can_hold_is_refused_and_leaves_nothing(
+    tmp_path: Path, columns: dict[str, object], what: str
+) -> None:
     with pytest.raises(DataError, match=what):
         write_rows([make_trajectory(**columns)], "trajectories", tmp_path / "t", Lineage())
     assert shards_in(tmp_path / "t") == []
@@ -134,7 +140,7 @@ def test_a_projection_without_streams_gives_empty_ones(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", sorted(ROW_TYPES))
 def test_schema_is_the_reviewed_one(kind: str) -> None:
-    """A changed column must show up in a diff of tests/data/schemas (and bump SCHEMA_VERSION once a version is released)."""
+    """A changed column must show up in a diff of tests/data/schemas (and bump SCHEMA_VERSION)."""
     text = "".join(f"{field.name}: {field.type}{'' if field.nullable else ' not null'}\n" for field in schema_of(kind))
     golden = GOLDEN / f"{kind}.txt"
     if os.environ.get("PTCTL_WRITE_GOLDEN"):

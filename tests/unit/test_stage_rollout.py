@@ -26,7 +26,9 @@ from ptctl.testing.fake_engine import FakeEngine
 def make_batch(tmp_path: Path, num_groups: int = 6, group_size: int = 3, **columns: Any) -> list[Path]:
     tasks = [make_simple_task(f"f/{i}", split="train", **columns) for i in range(num_groups)]
     pool = write_dataset(tmp_path / "tasks", "tasks", [tasks])
-    draws = [make_draw(task, batch="1", position=i, group_size=group_size, seed=100 + i) for i, task in enumerate(tasks)]
+    draws = [
+        make_draw(task, batch="1", position=i, group_size=group_size, seed=100 + i) for i, task in enumerate(tasks)
+    ]
     return list(write_dataset(tmp_path / "batches" / "1", "draws", [draws], inputs=pool))
 
 
@@ -43,9 +45,17 @@ def make_player(tmp_path: Path, make_environment: Any = None, **engine: Any) -> 
 
 def options(tmp_path: Path, draws: list[Path], player: Player, **changes: Any) -> rollout.RolloutOptions:
     values: dict[str, Any] = {
-        "draws": draws, "out": tmp_path / "trajectories" / "1", "player": player, "policy": "p", "tool_call_format": "hermes",
-        "max_in_flight": 4, "max_attempts": 2, "shard_rows": 5, "shard_interval_s": 0.02, "grace_s": 5.0,
-    }  # fmt: skip
+        "draws": draws,
+        "out": tmp_path / "trajectories" / "1",
+        "player": player,
+        "policy": "p",
+        "tool_call_format": "hermes",
+        "max_in_flight": 4,
+        "max_attempts": 2,
+        "shard_rows": 5,
+        "shard_interval_s": 0.02,
+        "grace_s": 5.0,
+    }
     return rollout.RolloutOptions(**(values | changes))
 
 
@@ -187,7 +197,9 @@ class BrokenEnvironment:
 
 
 @pytest.mark.parametrize(("where", "kind"), [("reset", "KeyError"), ("step", "ZeroDivisionError: boom")])
-def test_a_crash_of_the_environment_is_the_rows_failure_with_its_traceback(tmp_path: Path, where: str, kind: str) -> None:
+def test_a_crash_of_the_environment_is_the_rows_failure_with_its_traceback(
+    tmp_path: Path, where: str, kind: str
+) -> None:
     BrokenEnvironment.closed = 0
     draws = make_batch(tmp_path, num_groups=1, group_size=2)
     player = make_player(tmp_path, lambda task, seed: BrokenEnvironment(where), script=lambda request: "x")

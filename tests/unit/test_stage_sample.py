@@ -16,9 +16,14 @@ from ptctl.stages import sample
 from ptctl.testing.factories import make_draw, make_score, make_simple_task, make_trajectory
 
 SETTINGS = CurriculumSettings(
-    strategy="adaptive", learnability_weight=1.0, failure_weight=0.25, novelty_weight=0.5, floor_weight=0.1,
-    quota_by="domain", quota_balance=0.5,
-)  # fmt: skip
+    strategy="adaptive",
+    learnability_weight=1.0,
+    failure_weight=0.25,
+    novelty_weight=0.5,
+    floor_weight=0.1,
+    quota_by="domain",
+    quota_balance=0.5,
+)
 
 
 def make_pool(directory: Path, num_train: int = 12, num_eval: int = 5) -> list[Task]:
@@ -32,9 +37,13 @@ def make_pool(directory: Path, num_train: int = 12, num_eval: int = 5) -> list[T
 
 def options(tmp_path: Path, **changes: object) -> sample.SampleOptions:
     values: dict[str, object] = {
-        "pool": shards_in(tmp_path / "pool"), "out": tmp_path / "batches" / "1", "num_groups": 6, "group_size": 4, "seed": 0,
+        "pool": shards_in(tmp_path / "pool"),
+        "out": tmp_path / "batches" / "1",
+        "num_groups": 6,
+        "group_size": 4,
+        "seed": 0,
         "settings": SETTINGS,
-    }  # fmt: skip
+    }
     return sample.SampleOptions(**(values | changes))  # type: ignore[arg-type]
 
 

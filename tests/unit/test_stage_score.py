@@ -49,14 +49,22 @@ def make_rows(tmp_path: Path, answers: list[str], shards: int = 1, **columns: An
     draws = [make_draw(task, batch="1", position=i) for i, task in enumerate(tasks)]
     drawn = write_dataset(tmp_path / "batches" / "1", "draws", [draws], inputs=pool)
     rows = [make_trajectory(draw, final_answer=answer, **columns) for draw, answer in zip(draws, answers, strict=True)]
-    return list(write_dataset(tmp_path / "trajectories" / "1", "trajectories", [rows[i::shards] for i in range(shards)], inputs=drawn))
+    return list(
+        write_dataset(
+            tmp_path / "trajectories" / "1", "trajectories", [rows[i::shards] for i in range(shards)], inputs=drawn
+        )
+    )
 
 
-def options(tmp_path: Path, shards: list[Path], verifier: type[Scripted] = Scripted, **changes: Any) -> score.ScoreOptions:
+def options(
+    tmp_path: Path, shards: list[Path], verifier: type[Scripted] = Scripted, **changes: Any
+) -> score.ScoreOptions:
     values: dict[str, Any] = {
-        "trajectories": shards, "out": tmp_path / "scores" / "1", "make_verifier": lambda name, config: verifier(config),
+        "trajectories": shards,
+        "out": tmp_path / "scores" / "1",
+        "make_verifier": lambda name, config: verifier(config),
         "make_sandbox": lambda: FakeSandbox(),
-    }  # fmt: skip
+    }
     return score.ScoreOptions(**(values | changes))
 
 
@@ -76,7 +84,11 @@ def test_value_and_typed_absence_of_one(tmp_path: Path) -> None:
     shards = make_rows(tmp_path, ["right", "wrong", "half", "crash", "cannot"])
     score.run(options(tmp_path, shards))
     found = rows(tmp_path / "scores" / "1")
-    assert [(found[f"f/{i}"].reward, found[f"f/{i}"].passed) for i in range(3)] == [(1.0, True), (1.0, False), (0.5, False)]
+    assert [(found[f"f/{i}"].reward, found[f"f/{i}"].passed) for i in range(3)] == [
+        (1.0, True),
+        (1.0, False),
+        (0.5, False),
+    ]
     crash, cannot = found["f/3"], found["f/4"]
     assert (crash.status, crash.reason, crash.reward, crash.passed) == ("unscored", "verifier_error", None, None)
     assert crash.error is not None
@@ -87,8 +99,12 @@ def test_value_and_typed_absence_of_one(tmp_path: Path) -> None:
     assert is_complete(tmp_path / "scores" / "1")
 
 
-@pytest.mark.parametrize(("stop", "reason"), [("env_error", "env_error"), ("engine_error", "engine_error"), ("cancelled", "cancelled")])
-def test_what_the_infrastructure_broke_is_unscored_and_not_shown_to_the_verifier(tmp_path: Path, stop: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("stop", "reason"), [("env_error", "env_error"), ("engine_error", "engine_error"), ("cancelled", "cancelled")]
+)
+def test_what_the_infrastructure_broke_is_unscored_and_not_shown_to_the_verifier(
+    tmp_path: Path, stop: str, reason: str
+) -> None:
     shards = make_rows(tmp_path, ["right"], stop_reason=stop, error=RowError(kind="engine", message="reset"))
     with pytest.raises(TooManyFailures, match="1 of 1"):
         score.run(options(tmp_path, shards))

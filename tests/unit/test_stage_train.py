@@ -19,9 +19,17 @@ from ptctl.testing.fake_backend import FakeBackend
 from ptctl.training_plan import PlanSettings
 
 OPTIMIZER = OptimizerSettings(
-    learning_rate=1.0, min_learning_rate=0.0, num_warmup_steps=0, num_decay_steps=0, decay="constant", beta1=0.9, beta2=0.9,
-    epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0,
-)  # fmt: skip
+    learning_rate=1.0,
+    min_learning_rate=0.0,
+    num_warmup_steps=0,
+    num_decay_steps=0,
+    decay="constant",
+    beta1=0.9,
+    beta2=0.9,
+    epsilon=1e-8,
+    weight_decay=0.0,
+    max_grad_norm=1.0,
+)
 
 
 def make_scored(
@@ -34,12 +42,17 @@ def make_scored(
     drawn = write_dataset(tmp_path / "batches" / name, "draws", [draws], inputs=pool)
     rows: list[tuple[Trajectory, float | None]] = []
     for draw, values in zip(draws, rewards, strict=True):
-        rows += [(make_trajectory(draw, index=i, token_ids=[1, 2, 3, 4, draw.position * 10 + i], **columns), value) for i, value in enumerate(values)]
+        rows += [
+            (make_trajectory(draw, index=i, token_ids=[1, 2, 3, 4, draw.position * 10 + i], **columns), value)
+            for i, value in enumerate(values)
+        ]
     if order is not None:
         order.shuffle(rows)
     cut = order.randint(1, len(rows) - 1) if order is not None else len(rows)
     parts = [part for part in (rows[:cut], rows[cut:]) if part]
-    played = write_dataset(tmp_path / "trajectories" / name, "trajectories", [[row for row, _ in part] for part in parts], inputs=drawn)
+    played = write_dataset(
+        tmp_path / "trajectories" / name, "trajectories", [[row for row, _ in part] for part in parts], inputs=drawn
+    )
     scores = [[make_score(row, reward=value) for row, value in part] for part in parts]
     return list(write_dataset(tmp_path / "scores" / name, "scores", scores, inputs=played))
 
@@ -49,9 +62,13 @@ def start(tmp_path: Path, **changes: Any) -> FakeBackend:
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text("{}")
     settings = BackendSettings(
-        policy=model, initialize="random", seed=1, phase="rl", optimizer=OPTIMIZER,
+        policy=model,
+        initialize="random",
+        seed=1,
+        phase="rl",
+        optimizer=OPTIMIZER,
         loss=LossSettings(algorithm="grpo", clip_low=0.2, clip_high=0.2),
-    )  # fmt: skip
+    )
     backend = FakeBackend(settings)
     backend.start()
     return backend
@@ -59,12 +76,25 @@ def start(tmp_path: Path, **changes: Any) -> FakeBackend:
 
 def options(tmp_path: Path, scores: list[Path], parent: int = 0, **plan: Any) -> train.TrainOptions:
     values: dict[str, Any] = {
-        "algorithm": "grpo", "estimator": "dr_grpo", "normalisation": "token_mean", "constant_length": None, "epochs": 1,
-        "rows_per_step": 0, "steps_per_epoch": 2, "micro_batch_tokens": 64, "train_truncated": True, "seed": 1,
-    }  # fmt: skip
+        "algorithm": "grpo",
+        "estimator": "dr_grpo",
+        "normalisation": "token_mean",
+        "constant_length": None,
+        "epochs": 1,
+        "rows_per_step": 0,
+        "steps_per_epoch": 2,
+        "micro_batch_tokens": 64,
+        "train_truncated": True,
+        "seed": 1,
+    }
     return train.TrainOptions(
-        scores=scores, out=tmp_path / "policies", parent_version=parent, plan=PlanSettings(**(values | plan)), phase="rl", keep_checkpoints=0,
-    )  # fmt: skip
+        scores=scores,
+        out=tmp_path / "policies",
+        parent_version=parent,
+        plan=PlanSettings(**(values | plan)),
+        phase="rl",
+        keep_checkpoints=0,
+    )
 
 
 def test_a_batch_is_consumed_once_and_recorded_with_the_policy(tmp_path: Path) -> None:
@@ -121,9 +151,14 @@ def test_dead_rows_have_no_weight_and_no_part_in_the_baseline(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("columns", "what"),
-    [({"rollout_logprobs": []}, "no rollout log-probabilities"), ({"sampling": Sampling(temperature=0.0)}, "sampled greedily")],
+    [
+        ({"rollout_logprobs": []}, "no rollout log-probabilities"),
+        ({"sampling": Sampling(temperature=0.0)}, "sampled greedily"),
+    ],
 )
-def test_what_policy_gradients_cannot_use_is_refused_but_sft_takes_it(tmp_path: Path, columns: dict[str, Any], what: str) -> None:
+def test_what_policy_gradients_cannot_use_is_refused_but_sft_takes_it(
+    tmp_path: Path, columns: dict[str, Any], what: str
+) -> None:
     scores = make_scored(tmp_path, "1", [[1, 0]], **columns)
     with pytest.raises(DataError, match=what):
         train.run(options(tmp_path, scores), start(tmp_path))

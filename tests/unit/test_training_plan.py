@@ -13,21 +13,34 @@ from ptctl.training_plan import PlanSettings, RewardColumns, plan_training
 
 def settings(**changes: object) -> PlanSettings:
     values: dict[str, object] = {
-        "algorithm": "grpo", "estimator": "dr_grpo", "normalisation": "token_mean", "constant_length": None, "epochs": 1,
-        "rows_per_step": 0, "steps_per_epoch": 1, "micro_batch_tokens": 64, "train_truncated": True, "seed": 1,
-    }  # fmt: skip
+        "algorithm": "grpo",
+        "estimator": "dr_grpo",
+        "normalisation": "token_mean",
+        "constant_length": None,
+        "epochs": 1,
+        "rows_per_step": 0,
+        "steps_per_epoch": 1,
+        "micro_batch_tokens": 64,
+        "train_truncated": True,
+        "seed": 1,
+    }
     return PlanSettings(**(values | changes))  # type: ignore[arg-type]
 
 
-def columns(rewards: list[float | None], groups: list[int], lengths: list[int] | None = None, **changes: object) -> RewardColumns:
+def columns(
+    rewards: list[float | None], groups: list[int], lengths: list[int] | None = None, **changes: object
+) -> RewardColumns:
     n = len(rewards)
     sizes = np.asarray(lengths or [10] * n)
     values: dict[str, object] = {
         "rewards": np.asarray([0.0 if r is None else r for r in rewards]),
         "known": np.asarray([r is not None for r in rewards]),
-        "group_index": np.asarray(groups), "truncated": np.zeros(n, bool), "failed": np.zeros(n, bool),
-        "lengths": sizes, "num_loss_tokens": sizes // 2,
-    }  # fmt: skip
+        "group_index": np.asarray(groups),
+        "truncated": np.zeros(n, bool),
+        "failed": np.zeros(n, bool),
+        "lengths": sizes,
+        "num_loss_tokens": sizes // 2,
+    }
     return RewardColumns(**(values | changes))  # type: ignore[arg-type]
 
 
@@ -81,7 +94,12 @@ def test_each_epoch_has_every_row_once_and_each_step_weighs_one(
 ) -> None:
     n = len(lengths)
     rows = columns([float(i % 2) for i in range(n)], [0] * n, lengths)
-    chosen = settings(epochs=epochs, steps_per_epoch=steps_per_epoch, micro_batch_tokens=micro_batch_tokens, normalisation=normalisation)
+    chosen = settings(
+        epochs=epochs,
+        steps_per_epoch=steps_per_epoch,
+        micro_batch_tokens=micro_batch_tokens,
+        normalisation=normalisation,
+    )
     plan = plan_training(rows, chosen)
     seen = [int(row) for step in plan.steps for batch in step.micro_batches for row in batch]
     assert sorted(seen) == sorted(list(np.flatnonzero(plan.trained)) * epochs)

@@ -114,13 +114,16 @@ def test_dropped_reasoning_opens_a_segment_and_no_token_counts_twice() -> None:
     first, second = transcript.segments
     assert (first.opened_by, second.opened_by) == ("start", "template_rewrite")
     assert first.token_end == second.token_start
-    assert tokenizer.decode(transcript.token_ids[second.token_start :]) == "<u>x<end><a>answer<end><u>41<end><a>answer<end>"
+    assert (
+        tokenizer.decode(transcript.token_ids[second.token_start :])
+        == "<u>x<end><a>answer<end><u>41<end><a>answer<end>"
+    )
     assert transcript.prompt_ids == transcript.token_ids[second.token_start :]
     assert sum(transcript.loss_mask) == 5 + 2
     assert [turn.role for turn in transcript.turns] == ["user", "assistant", "tool", "assistant"]
     assert [turn.segment for turn in transcript.turns] == [0, 0, 1, 1]
-    # This template renders the first two messages otherwise when they stand alone, so that the boundary before the tool's
-    # message cannot be told: its span takes the rewritten context in.
+    # This template renders the first two messages otherwise when they stand alone, so that the boundary before the
+    # tool's message cannot be told: its span takes the rewritten context in.
     tool = transcript.turns[2]
     assert (tool.token_start, tool.token_end) == (second.token_start, transcript.turns[3].token_start)
     assert tokenizer.decode(transcript.token_ids[tool.token_start : tool.token_end]).endswith("<u>41<end>")

@@ -83,7 +83,7 @@ def _print_version(value: bool) -> None:
 def root(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Post-training of large language models as Unix filters over Parquet: sample | rollout | score | train, and eval."""
+    """Post-training of large language models as Unix filters: sample | rollout | score | train, and eval."""
 
 
 def _complain(message: str, hint: str | None) -> None:

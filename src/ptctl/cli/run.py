@@ -103,4 +103,5 @@ def _describe(recipe: Recipe, item: TrainItem | EvalItem) -> str:
     values = recipe.for_phase(item.phase)
     if isinstance(item, EvalItem):
         return f"eval\t{item.report}\ttasks {values.eval.num_tasks or 'all'} × {values.eval.group_size}"
-    return f"train\t{item.batch}\t{item.phase}\t{values.train.algorithm}\ttasks {values.sample.num_groups} × {values.sample.group_size}"
+    size = f"tasks {values.sample.num_groups} × {values.sample.group_size}"
+    return f"train\t{item.batch}\t{item.phase}\t{values.train.algorithm}\t{size}"

@@ -96,7 +96,10 @@ def _plain(value: Any) -> Any:
 
 
 def render(row: Trajectory, scores: Sequence[Score]) -> Iterator[Text]:
-    """Lines for a terminal. Text of the policy is shown as it is, never as markup; control characters are made visible."""
+    """Lines for a terminal.
+
+    Text of the policy is shown as it is, never as markup; control characters are made visible.
+    """
     versions = "" if row.policy_version_min is None else f", policy {row.policy_version_min}"
     if row.policy_version_max != row.policy_version_min:
         versions += f"-{row.policy_version_max}"
@@ -134,7 +137,8 @@ def _render_turn(number: int, turn: Turn) -> Iterator[Text]:
             )
             if reached
         ]  # fmt: skip
-        text = f"    call {visible(call.name or '?')} {visible(call.arguments_json or '')}: {', '.join(levels) or 'not parsed'}"
+        written = visible(f"{call.name or '?'} {call.arguments_json or ''}")
+        text = f"    call {written}: {', '.join(levels) or 'not parsed'}"
         yield Text(
             text + (f": {visible(call.error)}" if call.error else ""), style="green" if call.succeeded else "red"
         )

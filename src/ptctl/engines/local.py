@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from ptctl.engines.admission import check_context, check_sampling, uniform_numbers
 from ptctl.engines.model_directory import ModelDirectory, read_model_directory, weight_files
 from ptctl.engines.tokenizer import HuggingFaceTokenizer
-from ptctl.errors import MissingExtra, PtctlError, RowFailure, Unavailable, UsageError
+from ptctl.errors import MissingExtra, RowFailure, Unavailable, UsageError
 from ptctl.protocols import Completion, EngineSettings, GenerateRequest
 from ptctl.records import VersionSpan
 
@@ -142,14 +142,9 @@ class LocalEngine:
             with contextlib.suppress(asyncio.CancelledError):
                 await pump
         await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
-        _fail([*self._running.values(), *self._waiting], "the local engine was closed", None)
-        self._running.clear()
-        self._waiting.clear()
-        while self._updates:
-            self._updates.popleft().done.cancel()
 
     def _check_running(self) -> None:
-        if self._pump is None:
+        if self._pump is None or self._pump.done():
             raise Unavailable("the local engine is not running", hint="call start() first")
 
     # ── in the engine's thread ──
@@ -175,15 +170,22 @@ class LocalEngine:
     # ── the pump ──
 
     async def _pump_requests(self, served: ServedModel) -> None:
-        while True:
-            if not (self._waiting or self._running or self._updates):
-                self._wakeup.clear()
-                await self._wakeup.wait()
-            if self._updates and not self._running:
-                await self._apply(self._updates[0], served)
-                self._updates.popleft()
-            else:
-                await self._iterate(served)
+        try:
+            while True:
+                if not (self._waiting or self._running or self._updates):
+                    self._wakeup.clear()
+                    await self._wakeup.wait()
+                if self._updates and not self._running:
+                    await self._apply(self._updates[0], served)
+                    self._updates.popleft()
+                else:
+                    await self._iterate(served)
+        finally:  # closed, or a bug: nobody may be left waiting for an answer
+            _fail([*self._running.values(), *self._waiting], "the local engine was closed", None)
+            self._running.clear()
+            self._waiting.clear()
+            while self._updates:
+                self._updates.popleft().done.cancel()
 
     async def _iterate(self, served: ServedModel) -> None:
         leaving = [row for row, pending in self._running.items() if pending.answer.done()]
@@ -243,7 +245,7 @@ class LocalEngine:
     async def _apply(self, update: _Update, served: ServedModel) -> None:
         try:
             await self._in_thread(served.load_policy, update.policy)
-        except PtctlError as error:
+        except Exception as error:  # noqa: BLE001 - not handled here: it is raised where the update was asked for
             if not update.done.done():
                 update.done.set_exception(error)
             return

@@ -15,7 +15,7 @@ PROMPT_KEYS = ("prompt", "question")
 
 
 class JsonlImporter:
-    """One task a line; further keys `id`, `domain`, `family`, `split`, `verifier`, `difficulty` are taken where given."""
+    """One task a line; the keys id, domain, family, split, verifier and difficulty are taken where given."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed  # rows are fixed; importers share one constructor

@@ -14,8 +14,8 @@ PR_SET_PDEATHSIG = 1
 def die_with_parent() -> None:
     """Ask the kernel for SIGKILL when the process that started this one as a stage of a run dies.
 
-    Without this, an orphan would go on training while the next `ptctl run` starts another. Does nothing for a stage that a
-    person or Slurm started.
+    Without this, an orphan would go on training while the next `ptctl run` starts another. Does nothing for a stage
+    that a person or Slurm started.
     """
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is None:

@@ -1,4 +1,4 @@
-"""Before a run starts: one supervisor a run, everything checked before anything is written, recipe and pool in place."""
+"""Before a run starts: one supervisor a run, everything checked before anything is written, recipe in place."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ def _comparable(recipe: Recipe) -> dict[str, Any]:
 
 
 def settle_recipe(recipe: Recipe, run: RunDirectory) -> Recipe:
-    """Write the run's recipe, or hold the given one against it. Returns the run's. Raises ConfigConflict with a diff."""
+    """Write the run's recipe, or hold the given one against it.
+
+    Returns the run's. Raises ConfigConflict with a diff.
+    """
     if not run.recipe.exists():
         absolute = Path(os.path.abspath(recipe.resolve(recipe.values.policy.path)))
         values = recipe.values.model_copy(

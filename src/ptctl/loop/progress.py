@@ -19,6 +19,14 @@ from ptctl.shards.dataset import read_manifest, shards_in
 from ptctl.shards.run_directory import RunDirectory
 
 PLAIN_INTERVAL_S = 30.0
+SHOWN_METRICS = (
+    ("success_rate", "success", 3),
+    ("loss", "loss", 4),
+    ("entropy", "entropy", 3),
+    ("kl", "kl", 5),
+    ("train_s", "train s", 1),
+)
+"""Key in the policy's metrics, how it is called, digits after the point."""
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -100,9 +108,7 @@ def describe(policy: Policy) -> str:
     parts = [f"policy {policy.policy_version}"]
     if policy.skipped_steps:
         parts.append("nothing to learn, skipped")
-    for key, name, digits in (
-        ("success_rate", "success", 3), ("loss", "loss", 4), ("entropy", "entropy", 3), ("kl", "kl", 5), ("train_s", "train s", 1),
-    ):  # fmt: skip
+    for key, name, digits in SHOWN_METRICS:
         if metrics.get(key) is not None:
             parts.append(f"{name} {metrics[key]:.{digits}f}")
     return "  ".join(parts)

@@ -86,7 +86,7 @@ class Supervisor:
         self.baseline = self.run_directory.scores / batch
 
     def _version_for(self, item: EvalItem) -> int:
-        """The newest version, or, for an evaluation before a phase that has begun, the one that the phase began with."""
+        """The newest version, or, before a phase that has begun already, the one that it began with."""
         if item.report != FINAL_REPORT:
             for policy in published(self.run_directory.policies):
                 if policy.phase == item.phase and policy.parent_version is not None:

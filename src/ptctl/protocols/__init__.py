@@ -1,7 +1,7 @@
 """What a plug-in must offer: Tokenizer, Engine, Environment, Verifier, Sandbox, Backend.
 
-A stage knows these Protocols and nothing behind them; `ptctl.registry` finds the implementation by name. Each plug-in is
-built with the settings class that stands above its Protocol.
+A stage knows these Protocols and nothing behind them; `ptctl.registry` finds the implementation by name. Each plug-in
+is built with the settings class that stands above its Protocol.
 """
 
 from __future__ import annotations

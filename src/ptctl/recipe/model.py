@@ -28,7 +28,8 @@ class Pool(Section):
 
     sources: list[str] = Field(
         [],
-        description="Pool sources, relative to the recipe: a dataset, `*.jsonl`, or a `*.py` that defines generate(seed).",
+        description="Pool sources, relative to the recipe: a dataset, `*.jsonl`, or a `*.py` that defines "
+        "generate(seed).",
     )
     seed: int = Field(0, ge=0, description="Seed that a generating source is given.")
 
@@ -38,7 +39,8 @@ class PolicySource(Section):
 
     path: str = Field(
         "",
-        description="Model directory, relative to the recipe: config.json, tokenizer, and weights unless `initialize` is `random`.",
+        description="Model directory, relative to the recipe: config.json, tokenizer, and weights unless "
+        "`initialize` is `random`.",
     )
     initialize: Literal["load", "random"] = Field(
         "load", description="`load` the weights, or start from `random` ones by the config's initializer_range."
@@ -50,7 +52,8 @@ class Sample(Section):
 
     strategy: Literal["adaptive", "uniform"] = Field(
         "adaptive",
-        description="`adaptive` weighs learnability, failure rate and novelty; `uniform` gives all tasks the same weight.",
+        description="`adaptive` weighs learnability, failure rate and novelty; `uniform` gives all tasks "
+        "the same weight.",
     )
     num_groups: int = Field(32, ge=1, description="Tasks of a batch; each becomes one group.")
     group_size: int = Field(8, ge=1, description="Trajectories of a group (G).")
@@ -150,7 +153,9 @@ class Evaluation(Section):
     group_size: int = Field(1, ge=1, description="Trajectories of each held-out task.")
     temperature: float = Field(1.0, ge=0, description="Sampling temperature of evaluation.")
     strata: list[str] = Field(["domain", "family"], description="Facts by which success is broken down.")
-    confidence: float = Field(0.95, gt=0, lt=1, description="Level of the intervals, and of calling a stratum improved or worsened.")
+    confidence: float = Field(
+        0.95, gt=0, lt=1, description="Level of the intervals, and of calling a stratum improved or worsened."
+    )
     at_end: bool = Field(True, description="Whether the run ends with an evaluation and `reports/final`.")
 
 

@@ -1,8 +1,8 @@
 """The rows that stages exchange: Task, Draw, Trajectory (with its Turns), Score and Policy.
 
-Every row is a frozen dataclass; `ptctl.shards.schema` derives its Arrow schema from the annotations below, so this package is
-the only place where a column is declared. A change here is a change of the schema: bump `SCHEMA_VERSION` and say so in the
-changelog.
+Every row is a frozen dataclass; `ptctl.shards.schema` derives its Arrow schema from the annotations below, so this
+package is the only place where a column is declared. A change here is a change of the schema: bump `SCHEMA_VERSION`
+and say so in the changelog.
 
     Task ──task_id, task_digest──► Draw ──group_id──► Trajectory ──trajectory_id──► Score ──group_id──► Policy
 

@@ -1,7 +1,11 @@
-"""Rows ↔ Arrow. Token streams are built from numpy offsets and values; only narrow columns pass through Python objects."""
+"""Rows ↔ Arrow.
+
+Token streams are built from numpy offsets and values; only narrow columns pass through Python objects.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -124,7 +128,7 @@ def stream_views(column: pa.ChunkedArray[Any]) -> list[npt.NDArray[Any]]:
         array = cast("pa.LargeListArray[Any]", chunk)
         offsets = array.offsets.to_numpy()
         values = array.values.to_numpy(zero_copy_only=False)
-        views.extend(values[start:stop] for start, stop in zip(offsets[:-1], offsets[1:], strict=True))
+        views.extend(values[start:stop] for start, stop in itertools.pairwise(offsets))
     return views
 
 

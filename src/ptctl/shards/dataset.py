@@ -1,4 +1,4 @@
-"""A dataset is a directory of shards with a manifest, written last; its existence means that the dataset is complete."""
+"""A dataset is a directory of shards with a manifest, written last: where it exists, the dataset is complete."""
 
 from __future__ import annotations
 

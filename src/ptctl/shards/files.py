@@ -1,8 +1,8 @@
 """Committing files: written under a temporary name, made durable, then given their name without clobbering.
 
-Temporary names are `.NAME.tmp-HOST-PID-RANDOM` in the target directory: neither DuckDB's `*.parquet` globs nor pyarrow's
-directory discovery see them. A name is given with link(2), which fails where the name exists and is atomic on POSIX
-file systems, NFS and Lustre; no renameat2 flags are needed.
+Temporary names are `.NAME.tmp-HOST-PID-RANDOM` in the target directory: neither DuckDB's `*.parquet` globs nor
+pyarrow's directory discovery see them. A name is given with link(2), which fails where the name exists and is atomic
+on POSIX file systems, NFS and Lustre; no renameat2 flags are needed.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def read_paths(arguments: Sequence[str], *, nul: bool = False) -> Iterator[Path]
 
 
 def require_some(paths: Iterator[Path], stage: str) -> Iterator[Path]:
-    """The same paths; raises InputNotFound where there are none, so that a broken pipeline does not end as a success."""
+    """The same paths; raises InputNotFound where there are none: a broken pipeline must not end as a success."""
     first = next(paths, None)
     if first is None:
         raise InputNotFound(f"{stage}: no shards on standard input", hint="did the stage before fail?")
@@ -95,8 +95,8 @@ def follow_datasets(
 ) -> Iterator[Path]:
     """Yield each complete dataset below `directory` that is not `done`, lowest batch first, until `stopped`.
 
-    `idle` is called when there is none; it may use the time and returns whether it did anything. Whether a dataset is done is
-    looked up each time, never remembered: what is committed is the only fact.
+    `idle` is called when there is none; it may use the time and returns whether it did anything. Whether a dataset is
+    done is looked up each time, never remembered: what is committed is the only fact.
     """
     finished: set[Path] = set()
     poll = Poll()

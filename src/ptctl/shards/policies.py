@@ -1,4 +1,4 @@
-"""Numbered policy directories: `policies/8/` holds what engines load, `checkpoint/` and, written last, `policy.json`."""
+"""Numbered policies: `policies/8/` holds what engines load, `checkpoint/` and, written last, `policy.json`."""
 
 from __future__ import annotations
 

@@ -43,7 +43,10 @@ class Lineage:
     """Further facts, such as the batch's phase."""
 
     def metadata(self, kind: str, directory: Path, num_rows: int) -> dict[str, Any]:
-        """The JSON object that is stored. Inputs are named absolutely and relative to the shard, so that a run moves."""
+        """The JSON object that is stored.
+
+        Inputs are named absolutely and relative to the shard, so that a run moves.
+        """
         return {
             "kind": kind,
             "schema_version": SCHEMA_VERSION,
@@ -71,7 +74,7 @@ def _leaf_paths(name: str, arrow: pa.DataType) -> list[str]:
 
 
 def _encodings(kind: str) -> tuple[list[str], dict[str, str]]:
-    """Columns to dictionary-encode, and those that are byte-stream-split (token streams, but for bit-packed booleans)."""
+    """Columns to dictionary-encode, and those to byte-stream-split (token streams, but for bit-packed booleans)."""
     dictionary: list[str] = []
     split: dict[str, str] = {}
     for name, column in column_types(ROW_TYPES[kind]).items():

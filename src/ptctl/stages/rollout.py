@@ -1,4 +1,7 @@
-"""`rollout`: draws + policy → trajectories. Episodes run side by side; what is finished is committed without waiting."""
+"""`rollout`: draws + policy → trajectories.
+
+Episodes run side by side; what is finished is committed without waiting.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +60,8 @@ class RolloutOptions:
 async def run(options: RolloutOptions) -> None:
     """Play every drawn slot that has no row yet, and declare the dataset complete.
 
-    Raises Interrupted (what is finished is committed), ConfigConflict where the dataset was begun with another policy or
-    other sampling, TooManyFailures after everything was committed.
+    Raises Interrupted (what is finished is committed), ConfigConflict where the dataset was begun with another policy
+    or other sampling, TooManyFailures after everything was committed.
     """
     _check_resumable(options)
     sweep(options.out)
@@ -171,8 +174,8 @@ class _Rollout:
 
     async def _play_slots(self) -> None:
         while not self.options.stopped() and (slot := await self.slots.get()) is not None:
-            # Two statements: `self.finished.append(await …)` would bind the list before the wait, and a commit in between
-            # would take that list away.
+            # Two statements: `self.finished.append(await …)` would bind the list before the wait, and a commit in
+            # between would take that list away.
             row = await self._play(slot)
             self.finished.append(row)
             self.changed.set()

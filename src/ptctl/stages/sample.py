@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -61,7 +62,8 @@ class _Pool:
 def run(options: SampleOptions) -> list[Path]:
     """Draw a batch and commit it; returns its shards. The same call again finds the batch and changes nothing.
 
-    Raises DataError for an empty pool, DuplicateRow for a task that stands twice, ConfigConflict where `out` holds other draws.
+    Raises DataError for an empty pool, DuplicateRow for a task that stands twice, ConfigConflict where `out` holds
+    other draws.
     """
     pool = _read_pool(options.pool, "eval" if options.purpose == Purpose.EVAL else "train")
     draws = _draws(pool, options)
@@ -101,7 +103,7 @@ def _read_pool(paths: Sequence[Path], split: str) -> _Pool:
         raise DataError(f"no task of split {split!r} in {where}", hint="a task's split is `train` or `eval`")
     keep.sort(key=lambda index: columns["task_id"][index])
     task_id = [columns["task_id"][index] for index in keep]
-    for before, after in zip(task_id, task_id[1:], strict=False):
+    for before, after in itertools.pairwise(task_id):
         if before == after:
             raise DuplicateRow(f"task {before!r} stands twice in the pool")
     return _Pool(

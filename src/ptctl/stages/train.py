@@ -1,4 +1,7 @@
-"""`train`: trajectories ⨝ scores + policy → policy. Each group is consumed exactly once; a kill leaves the old policy."""
+"""`train`: trajectories ⨝ scores + policy → policy.
+
+Each group is consumed exactly once; a kill leaves the old policy.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +81,8 @@ def consumed_groups(policies: Path) -> set[str]:
 def run(options: TrainOptions, backend: Backend) -> Path | None:
     """Train on the groups that no policy has consumed yet, and publish the next version.
 
-    Returns the new policy's directory, or None where nothing was left to consume or nothing could be learned from it; the
-    latter is recorded as `skipped-BATCH.json`, so that those groups count as consumed.
+    Returns the new policy's directory, or None where nothing was left to consume or nothing could be learned from it;
+    the latter is recorded as `skipped-BATCH.json`, so that those groups count as consumed.
     Raises DataError for rows that cannot be trained on, DuplicateRow, CannotCreate where another process was first.
     """
     batch = read_batch(options.scores, consumed_groups(options.out), options.plan.algorithm)
@@ -178,7 +181,8 @@ def _metrics(batch: Batch, plan: TrainingPlan, steps: Sequence[StepMetrics], tra
 def read_batch(scores: Sequence[Path], consumed: set[str], algorithm: str) -> Batch | None:
     """Join score shards with their trajectories, leave out consumed groups, and order canonically.
 
-    Returns None where nothing is left. Raises DuplicateRow where a slot stands twice, DataError where a score has no trajectory.
+    Returns None where nothing is left. Raises DuplicateRow where a slot stands twice, DataError where a score has no
+    trajectory.
     """
     narrow = pa.concat_tables([read_table(path, "scores", SCORE_COLUMNS) for path in scores])
     if consumed:

@@ -1,1 +1,4 @@
-"""Fakes and contract suites for the tests of ptctl and of plug-ins. Import the modules; this package itself is empty."""
+"""Fakes and contract suites for the tests of ptctl and of plug-ins.
+
+Import the modules; this package itself is empty.
+"""

@@ -1,7 +1,7 @@
 """A backend without a model: its weights are a hash over everything it was trained on, in order.
 
-Two runs trained on the same rows in the same order publish the same weights; one row lost, repeated or moved changes them. So a
-test of restarts needs only to compare two hashes.
+Two runs trained on the same rows in the same order publish the same weights; one row lost, repeated or moved changes
+them. So a test of restarts needs only to compare two hashes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A verifier whose verdict is a coin thrown by the trajectory's id: groups have both outcomes, and always the same ones."""
+"""A verifier whose verdict is a coin thrown by the trajectory's id: groups have both outcomes, always the same."""
 
 from __future__ import annotations
 
