@@ -250,7 +250,7 @@ def _report() -> str:
 
 
 def _gate_keys() -> str:
-    return f"```toml\n{inspect.cleandoc((gate.__doc__ or '').split(chr(10) * 2)[1])}\n```\n"
+    return f"```text\n{inspect.cleandoc((gate.__doc__ or '').split(chr(10) * 2)[1])}\n```\n"
 
 
 def _groups() -> str:

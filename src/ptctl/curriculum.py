@@ -77,7 +77,7 @@ def task_weights(history: History, family: IntArray, settings: CurriculumSetting
     success = posterior_success(history, family)
     trials = np.maximum(history.trials, 1)
     failure_rate = np.where(history.trials > 0, 1.0 - history.successes / trials, np.nan)
-    novelty = 1.0 / (1.0 + history.num_draws)
+    novelty = 1.0 / (1.0 + history.num_draws.astype(np.float64))
     if settings.strategy == "uniform":
         weight = np.ones(len(family))
     else:

@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 # typer carries its own copy of click in some versions and imports click in others; its public names lead to either.
-ClickException: type[Any] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+ClickException: type[Exception] = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 
 class LazyGroup(TyperGroup):

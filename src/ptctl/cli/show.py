@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from ptctl.errors import InputNotFound, UsageError
 from ptctl.records import Score, Trajectory, Turn
-from ptctl.shards.columns import table_to_rows
+from ptctl.shards.columns import compute, table_to_rows
 from ptctl.shards.dataset import expand
 from ptctl.shards.reader import read_table, shard_metadata
 from ptctl.shards.schema import narrow_columns
@@ -67,7 +66,7 @@ def _find_trajectory(name: str, shards: Sequence[tuple[str, Path]]) -> Trajector
     for kind, path in shards:
         if kind == "trajectories":
             ids = read_table(path, kind, ["trajectory_id"]).column(0)
-            found.update(dict.fromkeys(ids.filter(pc.starts_with(ids, name)).to_pylist(), path))
+            found.update(dict.fromkeys(ids.filter(compute.starts_with(ids, name)).to_pylist(), path))
     if not found:
         raise InputNotFound(
             f"no trajectory {name!r} in {len(shards)} shards", hint="name the run or dataset after the id"
@@ -76,7 +75,7 @@ def _find_trajectory(name: str, shards: Sequence[tuple[str, Path]]) -> Trajector
         raise UsageError(f"{name!r} begins {len(found)} ids", hint=f"for example {', '.join(list(found)[:3])}")
     key, path = next(iter(found.items()))
     table = read_table(path, "trajectories")
-    row: Trajectory = table_to_rows("trajectories", table.filter(pc.equal(table.column("trajectory_id"), key)))[0]
+    row: Trajectory = table_to_rows("trajectories", table.filter(compute.equal(table.column("trajectory_id"), key)))[0]
     return row
 
 
@@ -85,7 +84,7 @@ def _find_scores(trajectory_id: str, shards: Sequence[tuple[str, Path]]) -> Iter
         if kind == "scores":
             table = read_table(path, kind, narrow_columns("scores"))
             yield from table_to_rows(
-                "scores", table.filter(pc.equal(table.column("trajectory_id"), pa.scalar(trajectory_id)))
+                "scores", table.filter(compute.equal(table.column("trajectory_id"), pa.scalar(trajectory_id)))
             )
 
 

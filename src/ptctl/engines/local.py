@@ -184,8 +184,10 @@ class LocalEngine:
             _fail([*self._running.values(), *self._waiting], "the local engine was closed", None)
             self._running.clear()
             self._waiting.clear()
-            while self._updates:
-                self._updates.popleft().done.cancel()
+            for update in self._updates:
+                if not update.done.done():
+                    update.done.set_exception(Unavailable("the local engine was closed"))
+            self._updates.clear()
 
     async def _iterate(self, served: ServedModel) -> None:
         leaving = [row for row, pending in self._running.items() if pending.answer.done()]

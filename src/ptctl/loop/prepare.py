@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 
 @contextmanager
-def run_lock(run: RunDirectory) -> Iterator[None]:
+def run_lock(run: RunDirectory) -> Generator[None]:
     """Hold the run. The kernel releases it when this process dies. Raises CannotCreate where another one holds it."""
     make_directory(run.root)
     descriptor = os.open(run.root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)

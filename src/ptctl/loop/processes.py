@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +61,7 @@ def _start(name: str, run: RunDirectory) -> StageProcess:
 
 
 @contextmanager
-def stage_processes(run: RunDirectory) -> Iterator[list[StageProcess]]:
+def stage_processes(run: RunDirectory) -> Generator[list[StageProcess]]:
     """Start the followers; stop them on the way out, however that is."""
     make_directory(run.logs)
     stages: list[StageProcess] = []

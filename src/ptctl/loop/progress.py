@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -115,7 +115,7 @@ def describe(policy: Policy) -> str:
 
 
 @contextmanager
-def show_progress(progress: Progress) -> Iterator[Progress]:
+def show_progress(progress: Progress) -> Generator[Progress]:
     """Show the table while the block runs, where standard error is a terminal."""
     # rich takes FORCE_COLOR=0 as "on", so the terminal is asked for directly.
     if not sys.stderr.isatty():

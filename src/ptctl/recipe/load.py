@@ -111,14 +111,27 @@ def _apply_override(written: dict[str, Any], override: str) -> str:
         value = tomllib.loads(f"v = {raw}")["v"]
     except tomllib.TOMLDecodeError:
         value = raw  # a bare word is a string, as in a shell
-    table: Any = written
-    for part in parts[:-1]:
-        table = table[int(part)] if isinstance(table, list) else table.setdefault(part, {})
-        if not isinstance(table, dict | list):
-            raise UsageError(f"--set {override!r}: {part!r} is not a section")
-    table[parts[-1]] = value
+    _table_of(written, parts, override)[parts[-1]] = value
     _drop_phase_overrides(written, parts)
     return ".".join(parts)
+
+
+def _table_of(written: dict[str, Any], parts: Sequence[str], override: str) -> dict[str, Any]:
+    """The table that holds the key; `phases.0.train.epochs` goes into the first phase."""
+    table: Any = written
+    for part in parts[:-1]:
+        if isinstance(table, list):
+            entries = cast("list[Any]", table)
+            if not part.isdigit() or int(part) >= len(entries):
+                raise UsageError(f"--set {override!r}: there is no phase number {part!r}")
+            table = entries[int(part)]
+        else:
+            table = cast("dict[str, Any]", table).setdefault(part, {})
+        if not isinstance(table, dict | list):
+            raise UsageError(f"--set {override!r}: {part!r} is not a section")
+    if not isinstance(table, dict):
+        raise UsageError(f"--set {override!r}: say which phase, as in phases.0.{parts[-1]}")
+    return cast("dict[str, Any]", table)
 
 
 def _drop_phase_overrides(written: dict[str, Any], parts: Sequence[str]) -> None:

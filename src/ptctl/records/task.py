@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -191,4 +191,4 @@ def task_digest(task: Task) -> str:
 def make_task(**columns: Any) -> Task:
     """Build a Task and fill in its digest."""
     draft = Task(task_digest="", **columns)
-    return Task(**{f.name: getattr(draft, f.name) for f in fields(draft)} | {"task_digest": task_digest(draft)})
+    return replace(draft, task_digest=task_digest(draft))

@@ -14,11 +14,14 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute
 
 from ptctl.errors import DataError
 from ptctl.records import ROW_TYPES
 from ptctl.shards.schema import ColumnType, column_types, schema_of
 
+compute: Any = pyarrow.compute
+"""pyarrow makes its kernels when it is imported, out of sight of type checkers."""
 NUMPY_TYPES: dict[str, npt.DTypeLike] = {
     "int16": np.int16,
     "int32": np.int32,

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ptctl.errors import CorruptShard, DigestMismatch, DuplicateRow, InputNotFound
 from ptctl.records import Task
-from ptctl.shards.columns import table_to_rows
+from ptctl.shards.columns import compute, table_to_rows
 from ptctl.shards.files import write_json
 from ptctl.shards.reader import input_paths, iter_rows, read_table
 from ptctl.shards.writer import Lineage
@@ -150,7 +149,7 @@ def tasks_by_id(paths: Sequence[Path], digests: Mapping[str, str]) -> dict[str, 
     found: dict[str, Task] = {}
     for path in paths:
         table = read_table(path, "tasks")
-        table = table.filter(pc.is_in(table.column("task_id"), value_set=wanted))
+        table = table.filter(compute.is_in(table.column("task_id"), value_set=wanted))
         found.update({task.task_id: task for task in table_to_rows("tasks", table)})
     for task_id, digest in digests.items():
         if task_id not in found:

@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ def publish_file(temporary: Path, path: Path) -> None:
 
 
 @contextmanager
-def committed_file(path: Path) -> Iterator[Path]:
+def committed_file(path: Path) -> Generator[Path]:
     """Yield a temporary path to write; on success make it durable as `path`, on error leave nothing.
 
     Raises CannotCreate where `path` exists, OutputError where the disk is full or fails.
@@ -84,7 +84,7 @@ def committed_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def committed_directory(path: Path) -> Iterator[Path]:
+def committed_directory(path: Path) -> Generator[Path]:
     """Yield a temporary directory to fill; on success rename it to `path`, which must not exist."""
     make_directory(path.parent)
     temporary = temporary_name(path)

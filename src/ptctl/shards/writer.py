@@ -97,7 +97,7 @@ def write_table(table: pa.Table, kind: str, path: Path, lineage: Lineage) -> Pat
             table.cast(schema),
             temporary,
             row_group_size=rows_per_group,
-            use_dictionary=dictionary,
+            use_dictionary=dictionary,  # pyright: ignore[reportArgumentType] - a list of columns is documented
             column_encoding=split,
             compression="zstd",
             compression_level=1,

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ptctl import __version__
 from ptctl.errors import DataError, DuplicateRow
 from ptctl.protocols import Backend, StepMetrics, TrainRows
 from ptctl.records import Policy, ScoreStatus, StopReason, canonical_json
-from ptctl.shards.columns import stream_views
+from ptctl.shards.columns import compute, stream_views
 from ptctl.shards.dataset import upstream
 from ptctl.shards.files import committed_directory, sweep, write_json
 from ptctl.shards.policies import (
@@ -186,14 +185,14 @@ def read_batch(scores: Sequence[Path], consumed: set[str], algorithm: str) -> Ba
     """
     narrow = pa.concat_tables([read_table(path, "scores", SCORE_COLUMNS) for path in scores])
     if consumed:
-        taken = pc.is_in(narrow.column("group_id"), value_set=pa.array(sorted(consumed), type=pa.string()))
-        narrow = narrow.filter(pc.invert(taken))
+        taken = compute.is_in(narrow.column("group_id"), value_set=pa.array(sorted(consumed), type=pa.string()))
+        narrow = narrow.filter(compute.invert(taken))
     if narrow.num_rows == 0:
         return None
     narrow = narrow.sort_by([(name, "ascending") for name in ("task_id", "group_id", "index", "attempt")])
     _refuse_duplicates(narrow)
     wide = pa.concat_tables([read_table(path, "trajectories", TRAJECTORY_COLUMNS) for path in upstream(scores)])
-    order = pc.index_in(narrow.column("trajectory_id"), value_set=wide.column("trajectory_id").combine_chunks())
+    order = compute.index_in(narrow.column("trajectory_id"), value_set=wide.column("trajectory_id").combine_chunks())
     if order.null_count:
         lost = narrow.column("trajectory_id")[int(np.flatnonzero(order.is_null().to_numpy())[0])].as_py()
         raise DataError(f"trajectory {lost!r} was scored but is not there", hint="restore its trajectory shards")
@@ -215,7 +214,7 @@ def _assemble(narrow: pa.Table, wide: pa.Table, algorithm: str) -> Batch:
     logprobs = stream_views(wide.column("rollout_logprobs"))
     temperatures = np.asarray([sampling["temperature"] for sampling in wide.column("sampling").to_pylist()])
     stop = wide.column("stop_reason")
-    failed = pc.is_in(stop, value_set=pa.array(FAILED)).to_numpy()
+    failed = compute.is_in(stop, value_set=pa.array(FAILED)).to_numpy()
     if algorithm == "sft":
         temperatures = np.ones(len(tokens))
         logprobs = [np.zeros(len(part), dtype=np.float32) for part in tokens]
@@ -225,7 +224,7 @@ def _assemble(narrow: pa.Table, wide: pa.Table, algorithm: str) -> Batch:
             part if len(part) else np.zeros(len(ids), np.float32) for part, ids in zip(logprobs, tokens, strict=True)
         ]
     offsets = np.concatenate([[0], np.cumsum([len(part) for part in tokens])]).astype(np.int64)
-    known = pc.equal(narrow.column("status"), ScoreStatus.SCORED.value).to_numpy()
+    known = compute.equal(narrow.column("status"), ScoreStatus.SCORED.value).to_numpy()
     groups, group_index = np.unique(narrow.column("group_id").to_pylist(), return_inverse=True)
     rows = TrainRows(
         token_ids=np.concatenate(tokens),
@@ -236,10 +235,10 @@ def _assemble(narrow: pa.Table, wide: pa.Table, algorithm: str) -> Batch:
         temperatures=temperatures,
     )
     columns = RewardColumns(
-        rewards=pc.fill_null(narrow.column("reward"), 0.0).to_numpy(),
+        rewards=compute.fill_null(narrow.column("reward"), 0.0).to_numpy(),
         known=known,
         group_index=group_index.astype(np.int64),
-        truncated=pc.is_in(stop, value_set=pa.array(TRUNCATED)).to_numpy(),
+        truncated=compute.is_in(stop, value_set=pa.array(TRUNCATED)).to_numpy(),
         failed=failed,
         lengths=np.diff(offsets),
         num_loss_tokens=np.asarray([int(mask.sum()) for mask in masks], dtype=np.int64),
@@ -249,8 +248,8 @@ def _assemble(narrow: pa.Table, wide: pa.Table, algorithm: str) -> Batch:
         columns=columns,
         group_ids=tuple(str(group) for group in groups),
         name=",".join(sorted(set(wide.column("batch").to_pylist()))),
-        mean_reward=pc.mean(narrow.column("reward")).as_py(),
-        success_rate=pc.mean(narrow.column("passed").cast(pa.float64())).as_py(),
+        mean_reward=compute.mean(narrow.column("reward")).as_py(),
+        success_rate=compute.mean(narrow.column("passed").cast(pa.float64())).as_py(),
     )
 
 

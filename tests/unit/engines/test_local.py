@@ -21,7 +21,7 @@ from ptctl.engines import decoder as decoder_module
 from ptctl.engines.admission import uniform_numbers
 from ptctl.engines.decoder import BatchDecoder
 from ptctl.engines.local import LocalEngine
-from ptctl.errors import DataError, InputNotFound, MissingExtra, PtctlError, RowFailure, UsageError
+from ptctl.errors import DataError, InputNotFound, MissingExtra, PtctlError, RowFailure, Unavailable, UsageError
 from ptctl.protocols import Completion, EngineSettings, GenerateRequest
 from ptctl.records import Sampling
 from tiny_model import make_tiny_model
@@ -357,12 +357,16 @@ def test_close_fails_what_is_in_flight(models: dict[str, Path]) -> None:
     async def run() -> list[object]:
         engine = LocalEngine(EngineSettings(policy=models["llama"], max_running=1))
         await engine.start()
-        tasks = [asyncio.ensure_future(engine.generate(r)) for r in _requests(3, max_new_tokens=100)]
-        await asyncio.sleep(0.01)
+        tasks: list[asyncio.Future[object]] = [
+            asyncio.ensure_future(engine.generate(r)) for r in _requests(3, max_new_tokens=200)
+        ]
+        await asyncio.sleep(0.005)  # the first request runs, the others wait, and so does the update
+        tasks.append(asyncio.ensure_future(engine.update_policy(models["other"], 1)))
+        await asyncio.sleep(0)
         await engine.close()
         return list(await asyncio.gather(*tasks, return_exceptions=True))
 
-    assert [type(result) for result in asyncio.run(run())][1:] == [RowFailure, RowFailure]
+    assert [type(result) for result in asyncio.run(run())][1:] == [RowFailure, RowFailure, Unavailable]
 
 
 def test_sliding_window_limits_the_context(models: dict[str, Path], tmp_path: Path) -> None:
