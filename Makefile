@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 # One thread a process: the models in tests are tiny, and ranks share the cores. Tests never reach for the network.
 ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST := $(ENV) $(BIN)/python -m pytest
-FAST := not slow and not kill and not gpu and not sandbox
+FAST := not slow and not kill and not gpu and not sandbox and not slim
 
-.PHONY: help setup demo test check format docs bench test-sandbox test-kill test-parity test-quickstart test-gpu clean
+.PHONY: help setup demo test check format docs bench test-sandbox test-kill test-slim test-quickstart test-gpu clean
 
 help:  ## Say what the targets do
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ test-sandbox: setup  ## Hostile payloads in real sandboxes
 
 test-kill: setup  ## SIGKILL at random moments
 	$(PYTEST) -m kill tests
+
+test-slim: setup  ## The wheel alone, without any extra (needs the package index)
+	$(PYTEST) -m slim tests
 
 test-quickstart: setup  ## The quickstart with three seeds: the gain is significant in each
 	$(PYTEST) -m slow tests/e2e

@@ -24,6 +24,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 class TestLocalEngine(EngineContract):
     architecture = "llama"
+    max_new_tokens = 32
 
     @pytest.fixture(autouse=True)
     def _models(self, models: dict[str, Path]) -> None:

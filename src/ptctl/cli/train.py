@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -56,6 +57,10 @@ def train_command(
 ) -> None:
     """Train on scored groups that no policy has consumed yet, publish the next policy and print its path."""
     stopped = StopFlag().install()
+    if os.environ.get("WORLD_SIZE", "1") != "1" and (follow is not None or not scores or "-" in scores):
+        raise UsageError(
+            "several training processes cannot share standard input or follow a run", hint="name the score shards or datasets"
+        )
     if follow is not None:
         if scores or out or recipe:
             raise UsageError("--follow takes everything from the run directory", hint="drop the other arguments")

@@ -133,7 +133,14 @@ class Backend(Protocol):
         ...
 
     def publish(self, directory: Path, *, with_checkpoint: bool) -> str:
-        """Write Hugging Face weights, config and tokenizer, and `checkpoint/`; returns sha256 of the weights."""
+        """Write Hugging Face weights, config and tokenizer, and `checkpoint/`; returns sha256 of the weights.
+
+        Every process calls it with the same directory and returns when all have written their part.
+        """
+        ...
+
+    def from_main(self, text: str) -> str:
+        """What the main process said, on every process. All processes call it."""
         ...
 
     def is_main(self) -> bool:

@@ -6,7 +6,8 @@ Each group is consumed exactly once; a kill leaves the old policy.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,9 +105,8 @@ def run(options: TrainOptions, backend: Backend) -> Path | None:
 
 def publish_initial(out: Path, backend: Backend, *, phase: str, recipe_digest: str, seed: int) -> Path:
     """Publish what the backend started from as version 0."""
-    sweep(out)
     target = out / "0"
-    with committed_directory(target) as temporary:
+    with _shared_directory(target, backend) as temporary:
         weights = backend.publish(temporary, with_checkpoint=True)
         policy = Policy(
             policy_version=0, parent_version=None, batch=None, phase=phase, algorithm=None, consumed_group_ids=(),
@@ -114,21 +114,34 @@ def publish_initial(out: Path, backend: Backend, *, phase: str, recipe_digest: s
             backend=backend.name, weights_sha256=weights, has_checkpoint=(temporary / CHECKPOINT).exists(),
             metrics_json=canonical_json({"seed": seed}), code_version=__version__, created_at=time.time(),
         )  # fmt: skip
-        write_json(temporary / POLICY_FILE, policy_to_json(policy))
+        if backend.is_main():
+            write_json(temporary / POLICY_FILE, policy_to_json(policy))
     return target
+
+
+@contextmanager
+def _shared_directory(target: Path, backend: Backend) -> Generator[Path]:
+    """One temporary directory for all processes; the main one gives it its name when all have written."""
+    if not backend.is_main():
+        yield Path(backend.from_main(""))
+        return
+    sweep(target.parent)
+    with committed_directory(target) as temporary:
+        yield Path(backend.from_main(str(temporary)))
 
 
 def _publish(
     options: TrainOptions, batch: Batch, plan: TrainingPlan, report: Mapping[str, Any], backend: Backend
 ) -> Path:
-    sweep(options.out)
     version = max([options.parent_version, *versions(options.out)]) + 1
     target = options.out / str(version)
-    with committed_directory(target) as temporary:
+    with _shared_directory(target, backend) as temporary:
         weights = backend.publish(temporary, with_checkpoint=True)
-        record = _policy(options, batch, plan, report, version, weights, has_checkpoint=True, name=backend.name)
-        write_json(temporary / POLICY_FILE, policy_to_json(record))
-    drop_old_checkpoints(options.out, options.keep_checkpoints)
+        if backend.is_main():
+            record = _policy(options, batch, plan, report, version, weights, has_checkpoint=True, name=backend.name)
+            write_json(temporary / POLICY_FILE, policy_to_json(record))
+    if backend.is_main():
+        drop_old_checkpoints(options.out, options.keep_checkpoints)
     return target
 
 

@@ -72,6 +72,10 @@ class FakeBackend:
             (directory / CHECKPOINT / WEIGHTS_FILE).write_text(text)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def from_main(self, text: str) -> str:
+        """There is one process."""
+        return text
+
     def is_main(self) -> bool:
         """There is one process."""
         return True

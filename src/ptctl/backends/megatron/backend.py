@@ -106,6 +106,10 @@ class MegatronBackend:
         self._settings = settings
         self._updates = Updates(model, settings.optimizer)
 
+    def from_main(self, text: str) -> str:
+        """What rank 0 said, on every rank."""
+        return self._runtime.from_main(text)
+
     def is_main(self) -> bool:
         """True in rank 0."""
         return self._runtime.rank == 0
