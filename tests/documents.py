@@ -1,10 +1,10 @@
 """Fenced blocks of the Markdown documents, with what a comment above a block says about running it.
 
-    <!-- run: exit 10 -->            the commands must leave with that status
-    <!-- run: install DIRECTORY -->  `pip install` of a package whose files the document gave; done without a network
-    <!-- run: demo -->               what the finished quickstart run stands for: it is run once for all documents
-    <!-- run: skip REASON -->        not run: only for what fetches something
-    <!-- file: PATH -->              the block is the content of that file
+<!-- run: exit 10 -->            the commands must leave with that status
+<!-- run: install DIRECTORY -->  `pip install` of a package whose files the document gave; done without a network
+<!-- run: demo -->               what the finished quickstart run stands for: it is run once for all documents
+<!-- run: skip REASON -->        not run: only for what fetches something
+<!-- file: PATH -->              the block is the content of that file
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from documents import ROOT, Block, blocks, runnable_documents
 
 DEMO = "ptctl run recipes/quickstart -o runs/quickstart"

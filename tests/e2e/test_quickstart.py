@@ -21,7 +21,8 @@ from ptctl.shards.reader import read_rows
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "quickstart"
-FAMILIES = {f"{domain}-{level}" for domain, levels in {"math": 3, "text": 3, "facts": 2, "compare": 2}.items() for level in range(1, levels + 1)}
+LEVELS = {"math": 3, "text": 3, "facts": 2, "compare": 2}
+FAMILIES = {f"{domain}-{level}" for domain, count in LEVELS.items() for level in range(1, count + 1)}
 pytestmark = pytest.mark.slow
 
 

@@ -41,12 +41,19 @@ def slim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(slim: Path, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
-        [str(slim / "ptctl"), *map(str, arguments)], cwd=cwd, capture_output=True, text=True, env=environment, check=False
+        [str(slim / "ptctl"), *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
 
 
 def test_nothing_heavy_is_installed(slim: Path) -> None:
-    names = subprocess.run([slim / "python", "-m", "pip", "list"], capture_output=True, text=True, check=True).stdout.lower()
+    names = subprocess.run(
+        [slim / "python", "-m", "pip", "list"], capture_output=True, text=True, check=True
+    ).stdout.lower()
     for name in ("torch", "transformers", "megatron", "safetensors", "bubblewrap", "scipy"):
         assert name not in names
 

@@ -59,7 +59,8 @@ def train_command(
     stopped = StopFlag().install()
     if os.environ.get("WORLD_SIZE", "1") != "1" and (follow is not None or not scores or "-" in scores):
         raise UsageError(
-            "several training processes cannot share standard input or follow a run", hint="name the score shards or datasets"
+            "several training processes cannot share standard input or follow a run",
+            hint="name the score shards or datasets",
         )
     if follow is not None:
         if scores or out or recipe:

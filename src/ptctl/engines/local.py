@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -94,6 +95,7 @@ class LocalEngine:
         Raises MissingExtra without torch or transformers, InputNotFound or DataError for a directory that is no
         complete model, UsageError for an architecture or a context length that this engine cannot serve.
         """
+        _require_extra()
         directory = read_model_directory(self._settings.policy)
         _check_supported(directory)
         self.context_length = directory.resolve_context_length(
@@ -153,12 +155,8 @@ class LocalEngine:
         return await asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
     def _load(self) -> ServedModel:
-        try:
-            from ptctl.engines.served_model import ServedModel
-        except ModuleNotFoundError as error:
-            raise MissingExtra(
-                f"engine 'local' needs {error.name}, which is not installed", hint="pip install 'ptctl[local]'"
-            ) from error
+        from ptctl.engines.served_model import ServedModel
+
         return ServedModel(
             self._settings.policy,
             context_length=self.context_length,
@@ -261,6 +259,15 @@ def _fail(requests: Iterable[_Pending], message: str, detail: str | None) -> Non
         if not pending.answer.done():
             text = f"request {pending.request.request_id}: {message}"
             pending.answer.set_exception(RowFailure(text, kind="engine", detail=detail))
+
+
+def _require_extra() -> None:
+    """Say what is not installed before anything is read, so that a newcomer is not sent after weights first."""
+    for module in ("torch", "transformers"):
+        if find_spec(module) is None:
+            raise MissingExtra(
+                f"engine 'local' needs {module}, which is not installed", hint="pip install 'ptctl[local]'"
+            )
 
 
 def _check_supported(directory: ModelDirectory) -> None:
