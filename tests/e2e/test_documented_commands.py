@@ -114,3 +114,13 @@ def test_make_demo_runs_what_stands_for_it() -> None:
     lines = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
     recipe = lines[next(index for index, line in enumerate(lines) if line.startswith("demo:")) + 1]
     assert recipe.endswith(DEMO)
+
+
+def test_a_fresh_recipe_is_the_quickstart(tmp_path: Path) -> None:
+    scratch = checkout(tmp_path / "ptctl")
+    done = shell("ptctl init my-recipe", scratch)
+    assert (done.returncode, done.stdout) == (0, "my-recipe\n")
+    ours, theirs = ROOT / "recipes" / "quickstart", scratch / "my-recipe"
+    files = {path.relative_to(ours) for path in ours.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert {path.relative_to(theirs) for path in theirs.rglob("*") if path.is_file()} == files
+    assert all((ours / name).read_bytes() == (theirs / name).read_bytes() for name in files)
