@@ -2,9 +2,9 @@
 
     python kill_harness.py WORK_DIRECTORY NUM_KILLS SEED
 
-Each round plays one small run with the real commands (fake engine, verifier and backend) in a child that was forked with
-everything imported, kills it with SIGKILL or SIGTERM at a random moment, starts it again, and compares the end with a run that
-was left alone. Prints one JSON line.
+Each round plays one small run with the real commands (fake engine, verifier and backend) in a child that was forked
+with everything imported, kills it with SIGKILL or SIGTERM at a random moment, starts it again, and compares the end
+with a run that was left alone. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,28 +145,32 @@ def check(place: Path, num_kills: int, seed: int) -> Counter[str]:
     while counts["SIGKILL"] + counts["SIGTERM"] < num_kills:
         run = place / "killed"
         while not kill_at_random(run, rng, longest_s, counts):
-            in_child(lambda: check_visible(run))
+            in_child(check_visible, run)
         counts["runs"] += 1
-        in_child(lambda: same(result(place / "calm"), result(run)))
+        in_child(compare, place / "calm", run)
         shutil.rmtree(run)
     return counts
 
 
-def same(calm: dict[str, Any], killed: dict[str, Any]) -> None:
-    for name, value in calm.items():
-        if killed[name] != value:
+def compare(calm: Path, killed: Path) -> None:
+    found = result(killed)
+    for name, value in result(calm).items():
+        if found[name] != value:
             raise SystemExit(f"{name} differ from an uninterrupted run")
 
 
-def in_child(work: Any) -> None:
+def in_child(work: Callable[..., None], *arguments: Path) -> None:
     child = os.fork()
     if child == 0:
+        code = 1
         try:
-            work()
-        except BaseException as error:  # the child must not run on as a second parent
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            os._exit(1)
-        os._exit(0)
+            work(*arguments)
+            code = 0
+        finally:  # the child must not run on as a second parent
+            if code:
+                traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(code)
     if os.waitpid(child, 0)[1]:
         raise SystemExit("a check failed")
 

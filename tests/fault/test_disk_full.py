@@ -30,12 +30,19 @@ play() {
 play; full=$?
 readable=0
 for shard in $(find . -name '*.parquet' -not -name '.*'); do
-    $2 -c "import sys; from ptctl.shards.reader import shard_metadata, read_table; p = __import__('pathlib').Path(sys.argv[1]); read_table(p, shard_metadata(p)['kind'])" "$shard" || readable=1
+    $2 -c "$3" "$shard" || readable=1
 done
 mount -o remount,size=16m tmpfs "$1/small"
 play; again=$?
 leftovers=$(find . -name '.*tmp-*' | wc -l)
 echo "$full $readable $again $leftovers $(ls policies)"
+"""
+READ = """
+import sys
+from pathlib import Path
+from ptctl.shards.reader import read_table, shard_metadata
+path = Path(sys.argv[1])
+read_table(path, shard_metadata(path)["kind"])
 """
 
 
@@ -45,7 +52,7 @@ def test_disk_full_is_74_and_resumable(tmp_path: Path) -> None:
     write_fake_recipe(tmp_path / "recipe")
     (tmp_path / "small").mkdir()
     enter = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-Urm"]
-    command = [*enter, "bash", "-c", SCRIPT, "bash", str(tmp_path), sys.executable]
+    command = [*enter, "bash", "-c", SCRIPT, "bash", str(tmp_path), sys.executable, READ]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
