@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ptctl.errors import Interrupted, RowFailure, TooManyFailures, UsageError
+from ptctl.errors import ConfigConflict, Interrupted, RowFailure, TooManyFailures, UsageError
 from ptctl.protocols import Sandbox, Verdict
 from ptctl.records import RowError, Score, Task, Trajectory
 from ptctl.shards.dataset import is_complete, shards_in
@@ -147,3 +147,17 @@ def test_a_sandbox_is_made_once_and_only_when_asked_for(tmp_path: Path) -> None:
     score.run(options(tmp_path, shards, InSandbox, out=tmp_path / "b"))
     assert FakeSandbox.closed == 1
     assert len(rows(tmp_path / "b")) == 20
+
+
+def test_another_version_of_a_verifier_is_another_dataset(tmp_path: Path) -> None:
+    shards = make_rows(tmp_path, ["right"] * 4, shards=2)
+    score.run(options(tmp_path, shards[:1]))
+    (tmp_path / "scores" / "1" / "manifest.json").unlink()
+
+    class Next(Scripted):
+        version = "4"
+
+    with pytest.raises(ConfigConflict, match="was scored by scripted 3, this is scripted 4"):
+        score.run(options(tmp_path, shards, Next))
+    score.run(options(tmp_path, shards, Next, out=tmp_path / "beside"))
+    assert {row.verifier_version for row in rows(tmp_path / "beside").values()} == {"4"}

@@ -12,12 +12,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ptctl.errors import Interrupted, PtctlError, RowFailure, TooManyFailures
+from ptctl.errors import ConfigConflict, Interrupted, PtctlError, RowFailure, TooManyFailures
 from ptctl.protocols import Sandbox, Verdict, Verifier
 from ptctl.records import RowError, Score, ScoreStatus, StopReason, Task, Trajectory, UnscoredReason, canonical_json
 from ptctl.shards.dataset import done_values, is_complete, shards_in, tasks_by_id, upstream, write_manifest
 from ptctl.shards.files import sweep
-from ptctl.shards.reader import read_rows
+from ptctl.shards.reader import read_rows, read_table
 from ptctl.shards.schema import narrow_columns
 from ptctl.shards.writer import Lineage, write_rows
 
@@ -65,7 +65,8 @@ class ScoreOptions:
 def run(options: ScoreOptions) -> None:
     """Score every trajectory that has no score yet, a shard for each shard read, and declare the dataset complete.
 
-    Raises Interrupted (what is finished is committed), TooManyFailures after everything was committed.
+    Raises Interrupted (what is finished is committed), ConfigConflict where another version of a verifier began the
+    dataset, TooManyFailures after everything was committed.
     """
     for shard in shards_in(options.out):
         options.on_commit(shard)
@@ -86,6 +87,7 @@ class _Scorer:
         self.options = options
         self.sandbox: Sandbox | None = None
         self.done = done_values(options.out, "scores", "trajectory_id")
+        self.versions = dict(_verifier_versions(options.out))
         self.ordinal = len(shards_in(options.out))
         self.inputs: list[Path] = []
         self.num_rows = 0
@@ -134,10 +136,27 @@ class _Scorer:
         return list(self.threads.map(score_one, tasks, trajectories, verifiers, [self.sandbox] * len(rows)))
 
     def _make_verifier(self, name: str, settings_json: str) -> Verifier:
-        return self.options.make_verifier(name, json.loads(settings_json))
+        verifier = self.options.make_verifier(name, json.loads(settings_json))
+        stored = self.versions.get(name, verifier.version)
+        if stored != verifier.version:
+            raise ConfigConflict(
+                f"{self.options.out} was scored by {name} {stored}, this is {name} {verifier.version}",
+                hint="give another -o: scores of two versions are two datasets",
+            )
+        return verifier
 
     def _lineage(self, inputs: Sequence[Path]) -> Lineage:
         return Lineage(inputs=tuple(inputs), recipe_digest=self.options.recipe_digest, facts=self.options.facts)
+
+
+def _verifier_versions(out: Path) -> set[tuple[str, str]]:
+    """(name, version) of every verifier that has scored a row of the dataset."""
+    columns = [read_table(shard, "scores", ["verifier", "verifier_version"]) for shard in shards_in(out)]
+    return {
+        (name, version)
+        for table in columns
+        for name, version in zip(*(table.column(index).to_pylist() for index in (0, 1)), strict=True)
+    }
 
 
 def score_one(task: Task, trajectory: Trajectory, verifier: Verifier, sandbox: Sandbox | None) -> Score:
