@@ -10,7 +10,7 @@ replace the four makers (`make_math` …) and keep the rest: what a task is, how
 same for every domain.
 
 Every domain and level is one family and one stratum of the evaluation. Each of the ten has 40 held-out tasks and up to
-500 for training.
+1,000 for training.
 """
 
 from __future__ import annotations

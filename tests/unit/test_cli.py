@@ -223,9 +223,78 @@ def test_a_run_has_one_supervisor_and_stops_in_order(tmp_path: Path) -> None:
 
 def test_a_stage_that_dies_is_named_with_its_message(tmp_path: Path) -> None:
     recipe = write_fake_recipe(tmp_path / "recipe")
-    rows = (recipe / "pool.jsonl").read_text().replace('"fake"', '"nosuch"')
-    (recipe / "pool.jsonl").write_text(rows)
-    done = ptctl("run", recipe, "-o", tmp_path / "run")
+    done = ptctl("run", recipe, "-o", tmp_path / "run", "--set", "rollout.top_p=0.5")
     assert done.returncode == 2
-    assert "ptctl: error: score: unknown verifier 'nosuch'" in done.stderr
-    assert "logs/score.log" in done.stderr
+    assert "ptctl: error: rollout: the fake engine has neither top_k nor top_p" in done.stderr
+    assert "logs/rollout.log" in done.stderr
+
+
+def test_a_pool_that_cannot_be_verified_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    recipe = write_fake_recipe(tmp_path / "recipe")
+    rows = (recipe / "pool.jsonl").read_text()
+    (recipe / "pool.jsonl").write_text(rows.replace('"fake"', '"nosuch"'))
+    done = ptctl("run", recipe, "-o", tmp_path / "run")
+    assert (done.returncode, "unknown verifier 'nosuch'" in done.stderr) == (2, True)
+    (recipe / "pool.jsonl").write_text(rows.replace('"eval"', '"train"'))
+    done = ptctl("run", recipe, "-o", tmp_path / "run")
+    assert (done.returncode, "no task of split 'eval'" in done.stderr) == (65, True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        ("rollout other/1 --recipe recipe --policy recipe/model -o trajectories/1", 78, "made from other inputs"),
+        ("score other-trajectories/1 --recipe recipe -o scores/1", 78, "made from other inputs"),
+        ("tasks import recipe/pool.jsonl --seed 3 -o tasks", 78, "imported from other seed"),
+        ("sample tasks --split eval -n 500 -o batches/9", 2, "500 held-out tasks asked for, the pool has 10"),
+        ("tasks import bad/split.jsonl -o new", 65, "has the split 'test'"),
+        ("tasks import bad/hard.jsonl -o new", 65, "hard.jsonl:1: difficulty is 'hard', not a number"),
+        ("tasks import bad/latin.jsonl -o new", 65, "is not UTF-8"),
+        ("tasks import bad/raises.py -o new", 65, "raises.py:2: ZeroDivisionError"),
+        ("tasks import bad/syntax.py -o new", 65, "syntax.py:1: SyntaxError"),
+        ("tasks import bad/number.py -o new", 65, "TypeError: 'int' object is not iterable"),
+        ("sample tasks --recipe bad/latin.jsonl -o new", 2, "is not UTF-8"),
+        ("sample tasks --set trian.epochs=3 -o new", 2, "--set: unknown key 'trian', did you mean 'train'?"),
+        ("run recipe -o new --set rollout.tool_call_format=hermess", 2, "unknown tool-call format 'hermess'"),
+        ('run recipe -o new --set eval.strata=["familly"]', 2, "unknown stratum key 'familly'"),
+        ("run recipe -o new --set eval.num_tasks=99", 2, "eval.num_tasks is 99, the pool has 10 held-out tasks"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_written(
+    played: Path, tmp_path: Path, arguments: str, code: int, told: str
+) -> None:
+    place = copy(played, tmp_path)
+    bad = place / "bad"
+    bad.mkdir()
+    (bad / "split.jsonl").write_text('{"prompt": "a", "answer": 1, "split": "test"}\n')
+    (bad / "hard.jsonl").write_text('{"prompt": "a", "answer": 1, "difficulty": "hard"}\n')
+    (bad / "latin.jsonl").write_bytes(b'{"prompt": "\xe9", "answer": 1}\n')
+    (bad / "raises.py").write_text("def generate(seed):\n    yield 1 / 0\n")
+    (bad / "syntax.py").write_text("def generate(\n")
+    (bad / "number.py").write_text("def generate(seed):\n    return 3\n")
+    if "other" in arguments:
+        assert ptctl("sample", "tasks", "--recipe", "recipe", "-n", 2, "-o", "other/1", cwd=place).returncode == 0
+        command = ["rollout", "other/1", "--recipe", "recipe", "--policy", "recipe/model", "-o", "other-trajectories/1"]
+        assert ptctl(*command, cwd=place).returncode == 0
+    before = listing(place)
+    done = ptctl(*arguments.split(), cwd=place)
+    assert done.returncode == code, done.stderr
+    assert told in done.stderr.splitlines()[0]
+    assert "Traceback" not in done.stderr
+    assert listing(place) == before
+
+
+def test_an_import_that_was_killed_before_its_manifest_goes_on(played: Path, tmp_path: Path) -> None:
+    place = copy(played, tmp_path)
+    (place / "tasks" / "manifest.json").unlink()
+    done = ptctl("tasks", "import", "recipe/pool.jsonl", "-o", "tasks", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert (place / "tasks" / "manifest.json").exists()
+
+
+def test_training_on_what_was_consumed_says_so(played: Path, tmp_path: Path) -> None:
+    place = copy(played, tmp_path)
+    done = ptctl("train", "scores/1", "--recipe", "recipe", "--policy", "policies/1", "-o", "policies", cwd=place)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "nothing to train on" in done.stderr

@@ -1,4 +1,4 @@
-"""Words that the glossary rules out stay out of the code. Only words that cannot be told from plain English are left free."""
+"""Words that the glossary rules out stay out of the code, where they can be told from plain English."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from ptctl import __version__, registry
 from ptctl.errors import MissingExtra, Unavailable
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 EXTRAS = {
     "local": ("torch", "transformers", "safetensors"),
     "train": ("torch", "megatron-core"),

@@ -15,7 +15,7 @@ from ptctl.errors import CannotCreate, InputNotFound, UsageError
 if TYPE_CHECKING:
     from ptctl.evaluation.report import Report
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 EVAL_FILE = "eval.json"
 MARKDOWN_FILE = "report.md"
 FORMAT_NAMES = "table, json, jsonl, csv, md, parquet"

@@ -14,7 +14,7 @@ from ptctl.cli.options import print_path
 from ptctl.errors import CannotCreate
 from ptctl.shards.files import committed_directory
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 def template_directory() -> Path:

@@ -30,7 +30,7 @@ from ptctl.errors import Interrupted, UsageError
 from ptctl.loop.parent import die_with_parent
 from ptctl.protocols import Engine
 from ptctl.recipe import Recipe, RecipeModel, load_recipe
-from ptctl.records import Purpose
+from ptctl.records import Purpose, content_digest
 from ptctl.shards.dataset import is_complete, manifest_facts, shards_in
 from ptctl.shards.follow import follow_datasets, read_paths, require_some
 from ptctl.shards.policies import POLICY_FILE, latest, read_policy_file, versions
@@ -38,7 +38,7 @@ from ptctl.shards.reader import read_table
 from ptctl.shards.run_directory import RunDirectory
 from ptctl.stages import rollout
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()
@@ -106,9 +106,14 @@ def _purpose(shard: Path) -> str:
 
 
 def policy_identity(policy: Path) -> str:
-    """What tells one policy from another when a rollout is resumed."""
+    """What tells one policy from another when a rollout is resumed, wherever it lies.
+
+    A published policy names the sha256 of its weights; of another model directory the sizes of its files have to do.
+    """
     file = policy / POLICY_FILE
-    return read_policy_file(file).weights_sha256 if file.exists() else str(policy.resolve())
+    if file.exists():
+        return read_policy_file(file).weights_sha256
+    return content_digest({path.name: path.stat().st_size for path in policy.iterdir() if path.is_file()})
 
 
 def _options(

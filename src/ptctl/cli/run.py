@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from ptctl.cli.evaluate import write_report
 from ptctl.cli.options import PrintConfigOption, SetOption, StopFlag, print_path, read_recipe, set_option
 from ptctl.cli.pool import import_pool
 from ptctl.loop.plan import FINAL_REPORT, EvalItem, TrainItem, plan_run
-from ptctl.loop.prepare import check_recipe, run_lock, settle_recipe
+from ptctl.loop.prepare import check_recipe, check_tasks, run_lock, settle_recipe
 from ptctl.loop.processes import stage_processes
 from ptctl.loop.progress import Progress, show_progress
 from ptctl.loop.reports import report_version
@@ -24,7 +25,7 @@ from ptctl.shards.run_directory import RunDirectory
 if TYPE_CHECKING:
     from ptctl.evaluation.report import Report
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()
@@ -54,7 +55,7 @@ def run_command(
     directory = RunDirectory(out)
     sources = [loaded.resolve(source) for source in loaded.values.pool.sources]
     with run_lock(directory):
-        import_pool(sources, directory.tasks, loaded.values.pool.seed)
+        import_pool(sources, directory.tasks, loaded.values.pool.seed, partial(check_tasks, loaded))
         settled = settle_recipe(loaded, directory)
         progress = Progress(run=directory, num_items=len(items))
         with stage_processes(directory) as stages, show_progress(progress):

@@ -21,7 +21,7 @@ from ptctl.records import Purpose
 from ptctl.shards.dataset import expand_all
 from ptctl.stages import sample
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

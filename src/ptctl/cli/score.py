@@ -30,7 +30,7 @@ from ptctl.shards.follow import follow_datasets, follow_shards, read_paths, requ
 from ptctl.shards.run_directory import RunDirectory
 from ptctl.stages import score
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

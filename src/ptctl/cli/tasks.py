@@ -10,7 +10,7 @@ import typer
 from ptctl.cli.options import print_path
 from ptctl.cli.pool import import_pool
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 @app.callback()

@@ -33,7 +33,7 @@ from ptctl.shards.policies import POLICY_FILE, latest, published, read_policy_fi
 from ptctl.shards.run_directory import RunDirectory
 from ptctl.stages import train
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()
@@ -93,6 +93,8 @@ def _train_once(loaded: Recipe, phase: str | None, start: Path, shards: Sequence
         published_at = train.run(_options(loaded, phase, shards, out, version, "hand"), backend)
         if published_at is not None and backend.is_main():
             print_path(published_at)
+        elif backend.is_main():
+            typer.echo("nothing to train on: every group was consumed already, or teaches nothing", err=True)
     finally:
         backend.close()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from ptctl.errors import DataError
 from ptctl.records import Message, Task, canonical_json, make_task
@@ -17,13 +18,19 @@ PROMPT_KEYS = ("prompt", "question")
 class JsonlImporter:
     """One task a line; the keys id, domain, family, split, verifier and difficulty are taken where given."""
 
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl",)
+
     def __init__(self, seed: int) -> None:
         self.seed = seed  # rows are fixed; importers share one constructor
 
     def tasks(self, source: Path) -> Iterator[Task]:
         """Tasks of `source`. Raises DataError naming file, line and field."""
         # Not str.splitlines: U+2028 and its kind are no ends of a record.
-        for number, line in enumerate(source.read_text(encoding="utf-8").split("\n"), start=1):
+        try:
+            text = source.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"{source} is not UTF-8: {error.reason} at byte {error.start}") from error
+        for number, line in enumerate(text.split("\n"), start=1):
             if line.strip():
                 yield self._task(source, number, line)
 
@@ -49,7 +56,15 @@ class JsonlImporter:
             prompt=(Message(role="user", content=prompt),),
             verifier=str(values.get("verifier", "exact")),
             target_json=canonical_json(str(values["answer"])),
-            difficulty=float(values["difficulty"]) if values.get("difficulty") is not None else None,
+            difficulty=_number(values.get("difficulty"), f"{where}: difficulty"),
             source=str(source.name),
             original_json=canonical_json(values),
         )
+
+
+def _number(value: Any, what: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise DataError(f"{what} is {value!r}, not a number")
+    return float(value)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ptctl import registry
-from ptctl.errors import CannotCreate, ConfigConflict, InputNotFound, UsageError
+from ptctl.errors import CannotCreate, ConfigConflict, DataError, InputNotFound, UsageError
+from ptctl.evaluation.strata import check_keys
 from ptctl.recipe import Recipe, load_recipe
 from ptctl.recipe.show import print_config
+from ptctl.records import Purpose, Task
 from ptctl.shards.files import committed_file, make_directory
 from ptctl.shards.run_directory import RunDirectory
+from ptctl.tool_calls import FORMATS
 
 LOCK = ".lock"
 
@@ -38,10 +41,34 @@ def check_recipe(recipe: Recipe) -> None:
             f"{where}: policy.path names {model}, which is no model directory",
             hint="it needs config.json and a tokenizer",
         )
+    check_keys(recipe.values.eval.strata)
     for phase in recipe.values.phases:
         values = recipe.for_phase(phase.name)
         registry.load("engines", values.rollout.engine)
         registry.load("backends", values.train.backend)
+        if values.rollout.tool_call_format not in FORMATS:
+            raise UsageError(
+                f"unknown tool-call format {values.rollout.tool_call_format!r}",
+                hint=registry.did_you_mean(values.rollout.tool_call_format, sorted(FORMATS)),
+            )
+
+
+def check_tasks(recipe: Recipe, tasks: Sequence[Task]) -> None:
+    """Refuse a pool that the run could not play, verify or evaluate, before it is written.
+
+    Raises UsageError for a plug-in that is unknown, DataError where a split is empty.
+    """
+    for group, name_of in (("environments", "environment"), ("verifiers", "verifier")):
+        for name in sorted({getattr(task, name_of) for task in tasks}):
+            registry.load(group, name)
+    needed = {Purpose.TRAIN}
+    if recipe.values.eval.at_end or any(phase.evaluate_before for phase in recipe.values.phases):
+        needed.add(Purpose.EVAL)
+    for split in sorted(needed - {task.split for task in tasks}):
+        raise DataError(f"the pool has no task of split {split.value!r}", hint="a task's split is `train` or `eval`")
+    num_eval = sum(task.split == Purpose.EVAL for task in tasks)
+    if Purpose.EVAL in needed and recipe.values.eval.num_tasks > num_eval:
+        raise UsageError(f"eval.num_tasks is {recipe.values.eval.num_tasks}, the pool has {num_eval} held-out tasks")
 
 
 @contextmanager
@@ -57,6 +84,9 @@ def run_lock(run: RunDirectory) -> Generator[None]:
     try:
         yield
     finally:
+        if os.listdir(run.root) == [LOCK]:  # refused before anything was written: leave nothing
+            (run.root / LOCK).unlink()
+            run.root.rmdir()
         os.close(descriptor)
 
 
@@ -66,10 +96,16 @@ def _comparable(recipe: Recipe) -> dict[str, Any]:
     for section, values in recipe.values.model_dump().items():
         if section == "phases":
             for phase in values:
-                flat[f"phases.{phase['name']}"] = {key: value for key, value in phase.items() if key != "steps"}
+                for key, value in phase.items():
+                    inner = value if isinstance(value, dict) else {"": value}
+                    flat |= {f"phases.{phase['name']}.{key}.{name}".rstrip("."): part for name, part in inner.items()}
         else:
             flat |= {f"{section}.{key}": value for key, value in values.items()}
-    return {key: value for key, value in flat.items() if key not in ("pool.sources", "policy.path")}
+    return {
+        key: value
+        for key, value in flat.items()
+        if key not in ("pool.sources", "policy.path") and not (key.startswith("phases.") and key.endswith(".steps"))
+    }
 
 
 def settle_recipe(recipe: Recipe, run: RunDirectory) -> Recipe:

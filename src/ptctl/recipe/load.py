@@ -84,7 +84,7 @@ def load_recipe(path: Path | None, overrides: Sequence[str] = ()) -> Recipe:
     Raises InputNotFound, or UsageError that lists every problem with its line.
     """
     file = None if path is None else find_recipe(path)
-    text = "" if file is None else file.read_text(encoding="utf-8")
+    text = "" if file is None else _read_text(file)
     label = str(file) if file is not None else "--set"
     try:
         written: dict[str, Any] = tomllib.loads(text)
@@ -98,6 +98,15 @@ def load_recipe(path: Path | None, overrides: Sequence[str] = ()) -> Recipe:
     values = _validate(written, lines, origins, label)
     directory = file.parent if file is not None else Path()
     return Recipe(values=values, directory=directory, file=file, origins=origins, written=written)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{file} is not UTF-8: {error.reason} at byte {error.start}", hint="the recipe is TOML"
+        ) from error
 
 
 def _apply_override(written: dict[str, Any], override: str) -> str:
@@ -202,7 +211,8 @@ def _phase_problems(
 
 
 def _place(path: KeyPath, lines: dict[KeyPath, int], origins: Mapping[str, str], label: str) -> str:
-    if origins.get(".".join(map(str, path))) == "--set":
+    dotted = ".".join(map(str, path))
+    if any(origin == "--set" and f"{key}.".startswith(f"{dotted}.") for key, origin in origins.items()):
         return "--set"
     number = line_of(lines, path)
     return f"{label}:{number}" if number is not None else label

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from ptctl.errors import CorruptShard, DigestMismatch, DuplicateRow, InputNotFound
+from ptctl.errors import ConfigConflict, CorruptShard, DigestMismatch, DuplicateRow, InputNotFound
 from ptctl.records import Task
 from ptctl.shards.columns import compute, table_to_rows
 from ptctl.shards.files import write_json
@@ -52,7 +52,7 @@ def expand(argument: str) -> list[Path]:
         if not found:
             raise InputNotFound(f"no such file or directory: {argument}")
     if not found:
-        raise InputNotFound(f"no shards in {argument}", hint="--allow-empty accepts that")
+        raise InputNotFound(f"no shards in {argument}", hint="has the stage that writes it committed anything yet?")
     return found
 
 
@@ -138,6 +138,24 @@ def datasets_in(directory: Path) -> Iterator[Path]:
     yield from sorted(
         children, key=lambda path: (not path.name.isdigit(), int(path.name) if path.name.isdigit() else 0, path.name)
     )
+
+
+def check_inputs(directory: Path, given: Sequence[Path]) -> None:
+    """Raise ConfigConflict where what stands in a dataset was made from other inputs than the `given` shards.
+
+    A complete dataset must have been made from just these, an unfinished one from some of them. An input that is gone
+    from its place cannot be one of those given.
+    """
+    known = {path.resolve() for path in given}
+    made_from: set[Path] = set()
+    for shard in shards_in(directory):
+        made_from |= {path.resolve() for path in input_paths(shard)}
+    others = made_from - known if not is_complete(directory) else made_from ^ known
+    if made_from and others:
+        raise ConfigConflict(
+            f"{directory} was made from other inputs, such as {sorted(made_from)[0]}",
+            hint=f"choose another -o; {sorted(others)[0]} is on one side only",
+        )
 
 
 def tasks_by_id(paths: Sequence[Path], digests: Mapping[str, str]) -> dict[str, Task]:

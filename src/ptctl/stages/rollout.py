@@ -16,6 +16,7 @@ from ptctl.episode import Player, Slot
 from ptctl.errors import ConfigConflict, Interrupted, TooManyFailures
 from ptctl.records import StopReason, Trajectory
 from ptctl.shards.dataset import (
+    check_inputs,
     is_complete,
     shards_in,
     tasks_by_id,
@@ -103,6 +104,7 @@ class _Rollout:
         self.slots: asyncio.Queue[Slot | None] = asyncio.Queue(maxsize=2 * options.max_in_flight)
         self.finished: list[Trajectory] = []
         self.changed = asyncio.Event()
+        self.draws: Iterable[Path] = options.draws
         self.inputs: list[Path] = []
         self.ended = False
         self.num_failed = 0
@@ -110,12 +112,13 @@ class _Rollout:
         self.ordinal = len(shards_in(options.out))
 
     async def run(self) -> None:
-        if is_complete(self.options.out):
-            for shard in shards_in(self.options.out):
-                self.options.on_commit(shard)
-            return
+        if shards_in(self.options.out):
+            self.draws = list(self.draws)  # a resume: what stands there must come from these draws
+            check_inputs(self.options.out, self.draws)
         for shard in shards_in(self.options.out):
             self.options.on_commit(shard)
+        if is_complete(self.options.out):
+            return
         players = [asyncio.create_task(self._play_slots()) for _ in range(self.options.max_in_flight)]
         committer = asyncio.create_task(self._commit_loop())
         feeder = asyncio.create_task(self._feed())
@@ -156,7 +159,7 @@ class _Rollout:
 
     async def _feed(self) -> None:
         done = self._done_slots()
-        paths = iter(self.options.draws)
+        paths = iter(self.draws)
         while (path := await asyncio.to_thread(next, paths, None)) is not None:
             self.inputs.append(path)
             for slot in await asyncio.to_thread(_slots_of, path):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ptctl.curriculum import CurriculumSettings, History, TaskWeights, draw_tasks, task_weights
-from ptctl.errors import ConfigConflict, DataError, DuplicateRow
+from ptctl.errors import ConfigConflict, DataError, DuplicateRow, UsageError
 from ptctl.records import Draw, Purpose, ScoreStatus
 from ptctl.seeds import derive_seed
 from ptctl.shards.columns import rows_to_table
@@ -139,6 +139,10 @@ def read_history(paths: Sequence[Path], task_ids: Sequence[str]) -> History:
 def _draws(pool: _Pool, options: SampleOptions) -> list[Draw]:
     weights = task_weights(read_history(options.history, pool.task_id), pool.family, options.settings)
     num_groups = options.num_groups or len(pool.task_id)
+    if options.purpose == Purpose.EVAL and num_groups > len(pool.task_id):
+        raise UsageError(
+            f"{num_groups} held-out tasks asked for, the pool has {len(pool.task_id)}", hint="0 takes each of them once"
+        )
     seed = derive_seed(options.seed, "sample", options.batch or options.out.name)
     part = pool.family if options.settings.quota_by == "family" else pool.domain
     drawn, share = draw_tasks(weights, part, num_groups, options.settings, seed)

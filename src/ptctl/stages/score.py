@@ -15,7 +15,15 @@ from typing import Any
 from ptctl.errors import ConfigConflict, Interrupted, PtctlError, RowFailure, TooManyFailures
 from ptctl.protocols import Sandbox, Verdict, Verifier
 from ptctl.records import RowError, Score, ScoreStatus, StopReason, Task, Trajectory, UnscoredReason, canonical_json
-from ptctl.shards.dataset import done_values, is_complete, shards_in, tasks_by_id, upstream, write_manifest
+from ptctl.shards.dataset import (
+    check_inputs,
+    done_values,
+    is_complete,
+    shards_in,
+    tasks_by_id,
+    upstream,
+    write_manifest,
+)
 from ptctl.shards.files import sweep
 from ptctl.shards.reader import read_rows, read_table
 from ptctl.shards.schema import narrow_columns
@@ -68,6 +76,8 @@ def run(options: ScoreOptions) -> None:
     Raises Interrupted (what is finished is committed), ConfigConflict where another version of a verifier began the
     dataset, TooManyFailures after everything was committed.
     """
+    if is_complete(options.out):
+        check_inputs(options.out, list(options.trajectories))
     for shard in shards_in(options.out):
         options.on_commit(shard)
     if is_complete(options.out):
@@ -106,6 +116,7 @@ class _Scorer:
             self._score_shard(path)
             if self.options.stopped():
                 raise Interrupted(f"stopped after {self.num_rows} scores", hint="the same command again goes on")
+        check_inputs(self.options.out, self.inputs)
         write_manifest(self.options.out, "scores", self._lineage(self.inputs))
         limit = self.options.max_errors
         if self.num_unscored and (self.num_unscored == self.num_rows if limit is None else self.num_unscored > limit):
