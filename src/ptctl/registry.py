@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import difflib
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import Any
 
 from ptctl.errors import MissingExtra, UsageError
 
-GROUPS = ("engines", "backends", "environments", "verifiers", "sandboxes", "importers", "tools")
+GROUPS = ("engines", "backends", "environments", "verifiers", "sandboxes", "importers", "converters", "tools")
 """Kinds of plug-ins; the entry-point group of `engines` is `ptctl.engines`."""
 
 EXTRA_OF_MODULE = {
@@ -23,6 +25,7 @@ EXTRA_OF_MODULE = {
     "transformers": "local",
     "safetensors": "local",
     "megatron": "train",
+    "psutil": "train",
     "math_verify": "math",
     "reasoning_gym": "tasks",
 }
@@ -68,3 +71,20 @@ def load(group: str, name: str) -> Any:
         raise MissingExtra(
             f"{group[:-1]} {name!r} needs {missing}, which is not installed", hint=f"pip install 'ptctl[{extra}]'"
         ) from error
+
+
+def check(group: str, name: str) -> None:
+    """Refuse a plug-in that is unknown or lacks an optional dependency, without importing the dependency.
+
+    A plug-in's module names what it needs in `REQUIRES`, a tuple of top-level modules. Raises UsageError or MissingExtra.
+    """
+    points = _points(group)
+    if name not in points:
+        raise UsageError(f"unknown {group[:-1]} {name!r}", hint=did_you_mean(name, sorted(points)))
+    module = import_module(points[name].module)
+    for needed in getattr(module, "REQUIRES", ()):
+        if find_spec(needed) is None:
+            extra = EXTRA_OF_MODULE.get(needed, "all")
+            raise MissingExtra(
+                f"{group[:-1]} {name!r} needs {needed}, which is not installed", hint=f"pip install 'ptctl[{extra}]'"
+            )

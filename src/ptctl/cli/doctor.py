@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
@@ -12,11 +11,11 @@ from importlib import metadata
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ptctl import __version__, registry
 from ptctl.errors import MissingExtra, Unavailable
+from ptctl.reports import report_console
 
 app = typer.Typer(add_completion=False)
 EXTRAS = {
@@ -79,15 +78,11 @@ def _gpus() -> list[str]:
 
 
 def _loads(group: str, name: str) -> str:
-    """`ok`, or what is missing. Looks for the modules of the extras without importing them."""
-    needs = {
-        "engines": {"local": ("torch", "transformers"), "oracle": ("transformers",)},
-        "backends": {"megatron": ("torch", "megatron")},
-    }
-    missing = [module for module in needs.get(group, {}).get(name, ()) if importlib.util.find_spec(module) is None]
-    if missing:
-        extra = registry.EXTRA_OF_MODULE.get(missing[0], "all")
-        return f"needs {missing[0]}: pip install 'ptctl[{extra}]'"
+    """`ok`, or what is missing."""
+    try:
+        registry.check(group, name)
+    except (MissingExtra, Unavailable) as error:
+        return f"{error}: {error.hint}"
     return "ok"
 
 
@@ -105,9 +100,7 @@ def _enforces(name: str) -> dict[str, str]:
 
 
 def _print(findings: dict[str, Any]) -> None:
-    console = Console(
-        file=sys.stdout, highlight=False, no_color=not sys.stdout.isatty(), force_terminal=sys.stdout.isatty()
-    )
+    console = report_console(sys.stdout)
     table = Table(show_header=False, box=None, padding=(0, 2))
     table.add_row("ptctl", findings["ptctl"])
     table.add_row("python", findings["python"])

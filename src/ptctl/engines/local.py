@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+REQUIRES = ("torch", "transformers")
+"""Modules that must be installed; see `ptctl.registry.check`."""
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers whose state is keys and values alone."""
 _DETAIL_CHARACTERS = 4000
@@ -263,7 +265,7 @@ def _fail(requests: Iterable[_Pending], message: str, detail: str | None) -> Non
 
 def _require_extra() -> None:
     """Say what is not installed before anything is read, so that a newcomer is not sent after weights first."""
-    for module in ("torch", "transformers"):
+    for module in REQUIRES:
         if find_spec(module) is None:
             raise MissingExtra(
                 f"engine 'local' needs {module}, which is not installed", hint="pip install 'ptctl[local]'"

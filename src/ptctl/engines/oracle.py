@@ -18,6 +18,9 @@ from ptctl.records import ReferenceAction, Solution, Task
 from ptctl.seeds import SEED_BITS, derive_seed
 from ptctl.tool_calls import render_calls
 
+REQUIRES = ("transformers",)
+"""Modules that must be installed; see `ptctl.registry.check`."""
+
 
 class OracleEngine:
     """Engine `oracle`. Implements `ptctl.protocols.Engine`.

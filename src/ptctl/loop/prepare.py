@@ -44,8 +44,8 @@ def check_recipe(recipe: Recipe) -> None:
     check_keys(recipe.values.eval.strata)
     for phase in recipe.values.phases:
         values = recipe.for_phase(phase.name)
-        registry.load("engines", values.rollout.engine)
-        registry.load("backends", values.train.backend)
+        registry.check("engines", values.rollout.engine)
+        registry.check("backends", values.train.backend)
         if values.rollout.tool_call_format not in FORMATS:
             raise UsageError(
                 f"unknown tool-call format {values.rollout.tool_call_format!r}",
@@ -60,7 +60,7 @@ def check_tasks(recipe: Recipe, tasks: Sequence[Task]) -> None:
     """
     for group, name_of in (("environments", "environment"), ("verifiers", "verifier")):
         for name in sorted({getattr(task, name_of) for task in tasks}):
-            registry.load(group, name)
+            registry.check(group, name)
     needed = {Purpose.TRAIN}
     if recipe.values.eval.at_end or any(phase.evaluate_before for phase in recipe.values.phases):
         needed.add(Purpose.EVAL)

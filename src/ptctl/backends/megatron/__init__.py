@@ -27,7 +27,10 @@ from ptctl.errors import MissingExtra
 if TYPE_CHECKING:
     from ptctl.backends.megatron.backend import MegatronBackend
 
-__all__ = ["MegatronBackend"]
+__all__ = ["REQUIRES", "MegatronBackend"]
+
+REQUIRES = ("torch", "megatron", "safetensors", "psutil")
+"""Modules that must be installed; see `ptctl.registry.check`."""
 
 _NEEDED = ("torch", "megatron", "safetensors", "psutil", "packaging", "triton")
 """Top-level packages of the extra `train`; a missing one is a missing extra, any other import error is a bug."""
