@@ -76,7 +76,8 @@ def load(group: str, name: str) -> Any:
 def check(group: str, name: str) -> None:
     """Refuse a plug-in that is unknown or lacks an optional dependency, without importing the dependency.
 
-    A plug-in's module names what it needs in `REQUIRES`, a tuple of top-level modules. Raises UsageError or MissingExtra.
+    A plug-in's module names what it needs in `REQUIRES`, a tuple of top-level modules. Raises UsageError or
+    MissingExtra.
     """
     points = _points(group)
     if name not in points:
