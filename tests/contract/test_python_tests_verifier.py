@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from ptctl.sandboxes.bubblewrap import BubblewrapSandbox
 from ptctl.sandboxes.host import find_bwrap
 from ptctl.testing.factories import make_draw, make_trajectory
 from ptctl.verifiers.python_tests import PythonTestsVerifier
+from public_data import human_eval_rows, needs_public_data
 
 try:
     find_bwrap()
@@ -23,11 +22,24 @@ except MissingExtra:  # no wheel for this platform and no package of the distrib
     pytest.skip("bubblewrap is not installed", allow_module_level=True)
 
 pytestmark = pytest.mark.sandbox
-ROWS = [
-    json.loads(line)
-    for line in (Path(__file__).parents[1] / "data/humaneval_first8.jsonl").read_text().split("\n")
-    if line
+# Rows of HumanEval where they are at hand, and always rows of our own in the same form.
+OWN_ROWS = [
+    {
+        "task_id": "own/count_vowels",
+        "prompt": 'def count_vowels(text: str) -> int:\n    """Number of vowels in text."""\n',
+        "entry_point": "count_vowels",
+        "canonical_solution": "    return sum(letter in 'aeiou' for letter in text.lower())\n",
+        "test": "def check(candidate):\n    assert candidate('Education') == 5\n    assert candidate('') == 0\n",
+    },
+    {
+        "task_id": "own/running_max",
+        "prompt": "from typing import List\n\n\ndef running_max(numbers: List[int]) -> List[int]:\n",
+        "entry_point": "running_max",
+        "canonical_solution": "    return [max(numbers[: i + 1]) for i in range(len(numbers))]\n",
+        "test": "def check(candidate):\n    assert candidate([1, 3, 2]) == [1, 3, 3]\n    assert candidate([]) == []\n",
+    },
 ]
+ROWS = [*OWN_ROWS, *human_eval_rows()[:30]]
 
 ADD_TESTS = """
 def check(candidate):
@@ -391,3 +403,8 @@ def test_no_sandbox_and_no_settings() -> None:
     assert caught.value.kind == "sandbox"
     with pytest.raises(UsageError, match="no setting 'timeout'"):
         PythonTestsVerifier({"timeout": 3})
+
+
+@needs_public_data
+def test_the_rows_of_human_eval_are_among_them() -> None:
+    assert len(ROWS) == 32

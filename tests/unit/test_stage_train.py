@@ -178,3 +178,17 @@ def test_a_policy_is_never_overwritten(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(CannotCreate):
         train.publish_initial(tmp_path / "policies", backend, phase="rl", recipe_digest="r", seed=1)
     assert sorted(path.name for path in (tmp_path / "policies").iterdir()) == ["0"]
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "grpo"])
+def test_rows_without_token_ids_are_refused_by_name(tmp_path: Path, algorithm: str) -> None:
+    tasks = [make_simple_task("f/0", split="train")]
+    pool = write_dataset(tmp_path / "tasks", "tasks", [tasks])
+    draw = make_draw(tasks[0], batch="1", group_size=2)
+    drawn = write_dataset(tmp_path / "batches" / "1", "draws", [[draw]], inputs=pool)
+    rows = [make_trajectory(draw, index=i, token_ids=[], loss_mask=[], rollout_logprobs=[]) for i in range(2)]
+    played = write_dataset(tmp_path / "trajectories" / "1", "trajectories", [rows], inputs=drawn)
+    scores = [make_score(row, reward=float(i)) for i, row in enumerate(rows)]
+    scored = list(write_dataset(tmp_path / "scores" / "1", "scores", [scores], inputs=played))
+    with pytest.raises(DataError, match="has no token ids"):
+        train.run(options(tmp_path, scored, algorithm=algorithm), start(tmp_path))

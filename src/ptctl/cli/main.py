@@ -24,7 +24,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("ptctl.cli.train", "Update the policy: scores + policy → next policy."),
     "eval": ("ptctl.cli.evaluate", "Report success by stratum, and gate: scores → report, exit code."),
     "show": ("ptctl.cli.show", "Show a trajectory, readable."),
+    "query": ("ptctl.cli.query", "Ask a run in SQL."),
+    "check": ("ptctl.cli.check", "Say what is wrong with the files of a run."),
     "tasks": ("ptctl.cli.tasks", "Import task pools."),
+    "convert": ("ptctl.cli.convert", "Trajectories of other tools in, and out again."),
     "doctor": ("ptctl.cli.doctor", "Say what this machine can run and enforce."),
 }
 """Subcommand → module with a typer `app`, and the help line (so that `--help` imports none of them)."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ptctl.errors import ExitCode
+from ptctl.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from ptctl.recipe import Recipe
@@ -37,6 +37,9 @@ MaxErrorsOption = Annotated[
     int | None,
     typer.Option("--max-errors", min=0, metavar="N", help="Failed rows allowed (default: anything short of all)."),
 ]
+FormatOption = Annotated[
+    str, typer.Option("--format", metavar="FORMAT", help="One of table, json, jsonl, csv, md, parquet.")
+]
 FollowOption = Annotated[
     Path | None,
     typer.Option("--follow", metavar="RUN", help="Follow a run directory until stopped, instead of reading arguments."),
@@ -61,6 +64,18 @@ def set_option(overrides: list[str] | None, key: str, value: object | None) -> l
     if value is None:
         return list(overrides or ())
     return [*(overrides or ()), f"{key}={value!r}" if not isinstance(value, str) else f'{key}="{value}"']
+
+
+def named_or_here(arguments: Sequence[str] | None) -> list[str]:
+    """The arguments, or the current directory where there are none and it is a run. Raises UsageError otherwise."""
+    if arguments:
+        return list(arguments)
+    if not Path("recipe.toml").is_file():
+        raise UsageError(
+            "no dataset is named, and the current directory is no run",
+            hint="name run directories, datasets or shards",
+        )
+    return ["."]
 
 
 def print_path(path: Path) -> None:

@@ -11,17 +11,22 @@ from typing import Annotated, Any
 
 import pyarrow as pa
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from ptctl.errors import InputNotFound, UsageError
-from ptctl.records import Score, Trajectory, Turn
+from ptctl.records import Role, Score, ToolCall, Trajectory, Turn, VersionSpan
+from ptctl.reports.table import report_console
+from ptctl.reports.text import visible
 from ptctl.shards.columns import compute, table_to_rows
 from ptctl.shards.dataset import expand
 from ptctl.shards.reader import read_table, shard_metadata
 from ptctl.shards.schema import narrow_columns
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
+SHOWN_FORMATS = ("table", "json", "jsonl")
+ROW_FORMATS = ("csv", "md", "parquet")
+MAX_EVIDENCE_CHARS = 400
+VERDICT_STYLES = {True: "green", False: "red", None: "yellow"}
 STYLES = {"system": "magenta", "user": "cyan", "assistant": "bold", "tool": "yellow"}
 
 
@@ -32,25 +37,33 @@ def show_command(
         list[str] | None,
         typer.Argument(metavar="[DATASET…]", help="Run directories, datasets or shards (default: runs)."),
     ] = None,
-    output_format: Annotated[str, typer.Option("--format", help="`table` for people, `json` for programs.")] = "table",
+    format_name: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="table for people, json or jsonl for programs.")
+    ] = "table",
 ) -> None:
-    """Show one trajectory: its turns with tool calls, rewards by component, and what it cost."""
-    if output_format not in ("table", "json"):
-        raise UsageError(f"unknown format {output_format!r}", hint="known: table, json")
+    """Show one trajectory: its turns with tool calls and times, policy versions, rewards by component, and its cost."""
+    _refuse_unknown(format_name)
     shards = list(_shards(datasets or ["runs"]))
     row = _find_trajectory(trajectory, shards)
     scores = list(_find_scores(row.trajectory_id, shards))
-    if output_format == "json":
-        sys.stdout.write(
-            json.dumps({"trajectory": _plain(row), "scores": [asdict(score) for score in scores]}, default=_plain)
-            + "\n"
-        )
+    if format_name != "table":
+        whole = {"trajectory": asdict(row), "scores": [asdict(score) for score in scores]}
+        sys.stdout.write(json.dumps(whole, default=_plain) + "\n")
         return
-    console = Console(
-        file=sys.stdout, highlight=False, no_color=not sys.stdout.isatty(), force_terminal=sys.stdout.isatty()
-    )
+    console = report_console(sys.stdout)
     for text in render(row, scores):
         console.print(text, soft_wrap=True)
+
+
+def _refuse_unknown(format_name: str) -> None:
+    if format_name in SHOWN_FORMATS:
+        return
+    if format_name in ROW_FORMATS:
+        raise UsageError(
+            f"a trajectory cannot be shown as {format_name}: it is no table",
+            hint=f"known: {', '.join(SHOWN_FORMATS)}; `ptctl query … --format {format_name}` writes rows",
+        )
+    raise UsageError(f"unknown format {format_name!r}", hint=f"known: {', '.join(SHOWN_FORMATS)}")
 
 
 def _shards(arguments: Sequence[str]) -> Iterator[tuple[str, Path]]:
@@ -89,9 +102,8 @@ def _find_scores(trajectory_id: str, shards: Sequence[tuple[str, Path]]) -> Iter
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Trajectory):
-        return asdict(value)
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    """Token streams, which are numpy arrays."""
+    return value.tolist()
 
 
 def render(row: Trajectory, scores: Sequence[Score]) -> Iterator[Text]:
@@ -102,62 +114,86 @@ def render(row: Trajectory, scores: Sequence[Score]) -> Iterator[Text]:
     versions = "" if row.policy_version_min is None else f", policy {row.policy_version_min}"
     if row.policy_version_max != row.policy_version_min:
         versions += f"-{row.policy_version_max}"
-    yield Text(f"trajectory {row.trajectory_id}", style="bold underline")
-    yield Text(f"task {row.task_id}  group {row.group_id}[{row.index}]  attempt {row.attempt}  {row.purpose}")
-    yield Text(f"engine {row.engine}{versions}, temperature {row.sampling.temperature:g}, seed {row.seed}")
+    yield _text(f"trajectory {row.trajectory_id}", style="bold underline")
+    yield _text(f"task {row.task_id}  group {row.group_id}[{row.index}]  attempt {row.attempt}  {row.purpose}")
+    yield _text(f"engine {row.engine}{versions}, temperature {row.sampling.temperature:g}, seed {row.seed}")
     for number, turn in enumerate(row.turns):
-        yield from _render_turn(number, turn)
-    yield Text(f"stopped: {row.stop_reason}", style="bold")
+        yield from _render_turn(number, turn, row.version_spans)
+    yield _text(f"stopped: {row.stop_reason}", style="bold")
     if row.error is not None:
-        yield Text(f"error: {row.error.kind}: {visible(row.error.message)}", style="red")
+        yield _text(f"error: {row.error.kind}: {row.error.message}", style="red")
     for score in scores:
         yield from _render_score(score)
     costs = row.costs
-    yield Text(
+    yield _text(
         f"cost: {costs.num_turns} turns, {costs.num_prompt_tokens} prompt ({costs.num_cached_tokens} cached) + "
         f"{costs.num_completion_tokens} completion tokens, engine {costs.engine_s:.3f} s, queue {costs.queue_s:.3f} s, "
         f"environment {costs.environment_s:.3f} s, wall {costs.wall_s:.3f} s"
     )
 
 
-def _render_turn(number: int, turn: Turn) -> Iterator[Text]:
-    head = Text(f"\n[{number}] {turn.role}", style=STYLES.get(turn.role, ""))
+def _text(line: str, style: str = "") -> Text:
+    return Text(visible(line), style=style)
+
+
+def _render_turn(number: int, turn: Turn, spans: Sequence[VersionSpan]) -> Iterator[Text]:
+    head = Text(f"\n[{number}] {visible(turn.role)}", style=STYLES.get(turn.role, ""))
     head.append(f"  tokens {turn.token_start}-{turn.token_end}", style="dim")
+    if turn.role == Role.ASSISTANT:
+        times = f"queue {turn.queue_s:.3f} s, engine {turn.engine_s:.3f} s, environment {turn.environment_s:.3f} s"
+        head.append(f"  {times}{_versions_of(turn, spans)}", style="dim")
+    if turn.reward is not None:
+        head.append(f"  reward {turn.reward:g}")
     if turn.finish_reason and turn.finish_reason != "stop":
-        head.append(f"  ended by {turn.finish_reason}", style="red")
+        head.append(f"  ended by {visible(turn.finish_reason)}", style="red")
     yield head
     yield Text("    " + visible(turn.content).replace("\n", "\n    "))
     for call in turn.tool_calls:
-        levels = [
-            name
-            for name, reached in (
-                ("parsed", call.parsed), ("known tool", call.known_tool), ("valid arguments", call.valid_arguments),
-                ("executed", call.executed), ("succeeded", call.succeeded),
-            )
-            if reached
-        ]  # fmt: skip
-        written = visible(f"{call.name or '?'} {call.arguments_json or ''}")
-        text = f"    call {written}: {', '.join(levels) or 'not parsed'}"
-        yield Text(
-            text + (f": {visible(call.error)}" if call.error else ""), style="green" if call.succeeded else "red"
+        yield _render_call(call)
+
+
+def _versions_of(turn: Turn, spans: Sequence[VersionSpan]) -> str:
+    """The policy that spoke; where it was replaced while it spoke, each version with its tokens."""
+    inside = [span for span in spans if span.token_start < turn.token_end and span.token_end > turn.token_start]
+    if len({span.policy_version for span in inside}) > 1:
+        parts = (f"{span.policy_version} at {span.token_start}-{span.token_end}" for span in inside)
+        return f"  policy {', '.join(parts)}"
+    return f"  policy {inside[0].policy_version}" if inside else ""
+
+
+def _render_call(call: ToolCall) -> Text:
+    levels = [
+        name
+        for name, reached in (
+            ("parsed", call.parsed), ("known tool", call.known_tool), ("valid arguments", call.valid_arguments),
+            ("executed", call.executed), ("succeeded", call.succeeded),
         )
+        if reached
+    ]  # fmt: skip
+    line = f"    call {call.name or '?'} {call.arguments_json or ''}: {', '.join(levels) or 'not parsed'}"
+    if call.duration_s is not None:
+        line += f" in {call.duration_s:.3f} s"
+    return _text(line + (f": {call.error}" if call.error else ""), style="green" if call.succeeded else "red")
 
 
 def _render_score(score: Score) -> Iterator[Text]:
-    reward = "none" if score.reward is None else f"{score.reward:g}"
     verdict = {True: "passed", False: "failed", None: score.reason or score.status}[score.passed]
-    style = {True: "green", False: "red", None: "yellow"}[score.passed]
-    yield Text(f"score by {score.verifier} {score.verifier_version}: reward {reward}, {verdict}", style=style)
-    for part in score.components:
-        yield Text(f"    {part.name}: {'none' if part.value is None else f'{part.value:g}'} × {part.weight:g}")
-    if score.evidence_json != "{}":
-        yield Text(f"    evidence {visible(score.evidence_json)[:400]}", style="dim")
-    if score.error is not None:
-        yield Text(f"    {score.error.kind}: {visible(score.error.message)}", style="red")
-
-
-def visible(text: str) -> str:
-    """Control characters, but for new lines and tabs, as escapes: model text must not drive the terminal."""
-    return "".join(
-        c if c in "\n\t" or (c.isprintable() or c == " ") else c.encode("unicode_escape").decode() for c in text
+    style = VERDICT_STYLES[score.passed]
+    judge = "" if score.judged_by == "verifier" else f", judged by {score.judged_by}"
+    yield _text(
+        f"score by {score.verifier} {score.verifier_version}: reward {_number(score.reward)}, {verdict}{judge}", style
     )
+    for part in score.components:
+        line = f"    {part.name}: {_number(part.value)} × {part.weight:g}"
+        line += "" if part.turn is None else f", turn {part.turn}"
+        yield _text(line + {True: ", passed", False: ", failed", None: ""}[part.passed], VERDICT_STYLES[part.passed])
+    if score.answer is not None:
+        yield _text(f"    answer {score.answer[:MAX_EVIDENCE_CHARS]}", "dim")
+    if score.evidence_json != "{}":
+        yield _text(f"    evidence {score.evidence_json[:MAX_EVIDENCE_CHARS]}", "dim")
+    if score.error is not None:
+        yield _text(f"    {score.error.kind}: {score.error.message}", "red")
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:g}"

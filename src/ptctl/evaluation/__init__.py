@@ -1,7 +1,6 @@
 """Evaluation: scores, trajectories, draws and tasks → a report.
 
     lineage      score shards → the trajectories, draws and tasks behind them
-    database     DuckDB over explicit shard lists, within a memory limit
     frames       one side as counts per task; refuses duplicates and digests that do not fit
     process      tool calls, stop reasons, cost
     strata       keys → cells, cut on facts that were fixed before the run

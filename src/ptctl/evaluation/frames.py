@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ptctl.errors import DataError, DigestMismatch, DuplicateRow, InputNotFound
-from ptctl.evaluation.database import Database, integers, open_database
 from ptctl.evaluation.lineage import Shards
 from ptctl.records import ScoreStatus
+from ptctl.shards.database import Database, integers, open_database
 from ptctl.stats import SUCCESS_TOLERANCE
 
 Int64Array = npt.NDArray[np.int64]

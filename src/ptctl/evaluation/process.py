@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ptctl.evaluation.database import Database
 from ptctl.evaluation.lineage import Shards
 from ptctl.evaluation.report import Cost, Count, Process, SideInputs
 from ptctl.records import Sampling, ScoreStatus, StopReason
+from ptctl.shards.database import Database
 from ptctl.shards.reader import read_table
 
 LEVELS = {

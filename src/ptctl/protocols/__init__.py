@@ -1,4 +1,4 @@
-"""What a plug-in must offer: Tokenizer, Engine, Environment, Verifier, Sandbox, Backend.
+"""What a plug-in must offer: Tokenizer, Engine, Environment, Verifier, Sandbox, Backend, Converter.
 
 A stage knows these Protocols and nothing behind them; `ptctl.registry` finds the implementation by name. Each plug-in
 is built with the settings class that stands above its Protocol.
@@ -16,6 +16,7 @@ from ptctl.protocols.backend import (
     StepMetrics,
     TrainRows,
 )
+from ptctl.protocols.converter import Converted, Converter, ConverterSettings
 from ptctl.protocols.engine import Completion, Engine, EngineSettings, GenerateRequest, Tokenizer
 from ptctl.protocols.environment import Environment, EnvironmentSettings, Observation
 from ptctl.protocols.sandbox import Sandbox, SandboxCommand, SandboxLimits, SandboxResult
@@ -26,6 +27,9 @@ __all__ = [
     "BackendSettings",
     "BoolArray",
     "Completion",
+    "Converted",
+    "Converter",
+    "ConverterSettings",
     "Engine",
     "EngineSettings",
     "Environment",

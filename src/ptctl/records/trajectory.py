@@ -185,3 +185,5 @@ class Trajectory:
     """# [T] by a teacher, for on-policy distillation; empty where there was none."""
     ref_logprobs: TokenFloats = ()
     """# [T] by a frozen reference model, where it was asked at rollout; empty otherwise."""
+    original_json: str | None = None
+    """What of an imported trajectory no column holds, by format, so that a round trip loses nothing."""

@@ -3,6 +3,7 @@
 rows       flat rows: csv, jsonl, parquet
 markdown   for a pull request
 table      for a terminal
+tabular    rows of any kind in the formats of every reading command, cell by cell in `cells`
 text       text of tasks and policies made harmless, numbers made short
 """
 

@@ -13,8 +13,21 @@ REMOVED_CATEGORIES = ("Cc", "Cf", "Cs")
 
 def plain(text: str) -> str:
     """The text on one line, without anything that a terminal or a browser would act upon instead of showing it."""
+    if text.isprintable():
+        return text
     spaced = (" " if character in BREAKS else character for character in text)
     return "".join(character for character in spaced if unicodedata.category(character) not in REMOVED_CATEGORIES)
+
+
+def visible(text: str, *, lines: bool = True) -> str:
+    """Characters that a terminal would act upon, as escapes; with `lines` new lines and tabs stay as they are."""
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    return "".join(
+        character if character in kept or character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
+    )
 
 
 def code_span(text: str) -> str:

@@ -228,6 +228,7 @@ def _assemble(narrow: pa.Table, wide: pa.Table, algorithm: str) -> Batch:
     temperatures = np.asarray([sampling["temperature"] for sampling in wide.column("sampling").to_pylist()])
     stop = wide.column("stop_reason")
     failed = compute.is_in(stop, value_set=pa.array(FAILED)).to_numpy()
+    _refuse_without_tokens(wide, tokens, failed)
     if algorithm == "sft":
         temperatures = np.ones(len(tokens))
         logprobs = [np.zeros(len(part), dtype=np.float32) for part in tokens]
@@ -264,6 +265,16 @@ def _assemble(narrow: pa.Table, wide: pa.Table, algorithm: str) -> Batch:
         mean_reward=compute.mean(narrow.column("reward")).as_py(),
         success_rate=compute.mean(narrow.column("passed").cast(pa.float64())).as_py(),
     )
+
+
+def _refuse_without_tokens(wide: pa.Table, tokens: Sequence[Any], failed: Any) -> None:
+    """Rows of other tools may hold text alone, and text is not re-tokenised."""
+    for index, ids in enumerate(tokens):
+        if not failed[index] and len(ids) == 0:
+            name = wide.column("trajectory_id")[index].as_py()
+            raise DataError(
+                f"trajectory {name!r} has no token ids", hint="roll its task out again; text is no training row"
+            )
 
 
 def _refuse_untrainable(
