@@ -45,8 +45,9 @@ format: setup  ## Format the code
 docs: setup  ## Write docs/reference anew from the code
 	$(BIN)/python docs/build_reference.py
 
-bench: setup  ## Benchmarks, with ratios
-	$(ENV) $(BIN)/python benchmarks/quickstart.py
+bench: setup demo  ## Benchmarks, each with its ratio to an alternative in the same run
+	$(ENV) $(BIN)/python benchmarks/shards.py
+	$(ENV) $(BIN)/python benchmarks/local_engine.py runs/quickstart/policies/31
 
 test-sandbox: setup  ## Hostile payloads in real sandboxes
 	$(PYTEST) -m sandbox tests
