@@ -49,6 +49,7 @@ MEAN_LENGTH = 1_000
 GROUP_SIZE = 8
 NUM_RANKS = 8
 STREAMS = ("token_ids", "loss_mask", "rollout_logprobs")
+LEAVES = {f"{name}.list.element" for name in STREAMS}
 NAIVE_TOKENS = 4_000_000
 """Tokens for the alternatives that go through Python objects."""
 KINDS: tuple[Compression, ...] = ("zstd", "none")
@@ -133,7 +134,7 @@ def report(name: str, value: str, target: str = "") -> None:
 def write_and_read(table: pa.Table, columns: dict[str, Any], directory: Path, repeats: int) -> None:
     num_tokens = len(columns["token_ids"].values)
     streams = table.select(STREAMS)
-    split = {name: value for name, value in encodings("trajectories")["column_encoding"].items() if name in _leaves()}
+    split = {name: value for name, value in encodings("trajectories")["column_encoding"].items() if name in LEAVES}
     encoded = {name: value for name, value in encodings("trajectories").items() if name != "write_statistics"}
     for kind in KINDS:
         kept: dict[str, Path] = {}
@@ -175,16 +176,12 @@ def write_and_read(table: pa.Table, columns: dict[str, Any], directory: Path, re
             path.unlink()
 
 
-def _leaves() -> set[str]:
-    return {f"{name}.list.element" for name in STREAMS}
-
-
 def _sizes(kept: Mapping[str, Path], num_tokens: int, target: str) -> None:
     for name in ("ptctl, table", "bare, pyarrow's defaults"):
         footer = pq.read_metadata(kept[name])
         groups = [footer.row_group(n) for n in range(footer.num_row_groups)]
         parts = [group.column(n) for group in groups for n in range(group.num_columns)]
-        size = sum(part.total_compressed_size for part in parts if part.path_in_schema in _leaves())
+        size = sum(part.total_compressed_size for part in parts if part.path_in_schema in LEAVES)
         whole = kept[name].stat().st_size
         text = f"{size / num_tokens:.2f} B/token, file {whole / num_tokens:.2f}"
         report(f"{name}: {len(groups)} row groups", text, target if name.startswith("ptctl") else "")
@@ -306,7 +303,7 @@ def rank_bytes(shard: Path) -> None:
             part.total_compressed_size
             for group in map(pq.read_metadata(shard).row_group, range(pq.read_metadata(shard).num_row_groups))
             for part in (group.column(n) for n in range(group.num_columns))
-            if part.path_in_schema in _leaves()
+            if part.path_in_schema in LEAVES
         )
         / NUM_RANKS
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -10,8 +9,6 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,71 +17,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from fake_run import start_run, write_fake_recipe
-from ptctl.checking.examine import Examination, examine
 from ptctl.checking.places import find_places
 from ptctl.checking.problems import Problem, ProblemKind, problem_table
 from ptctl.errors import InputNotFound
-from ptctl.records import Policy, Segment, StopReason, Trajectory, VersionSpan
 from ptctl.shards import files
 from ptctl.shards.dataset import MANIFEST, shards_in
 from ptctl.shards.files import write_json
 from ptctl.shards.policies import policy_to_json
 from ptctl.shards.writer import Lineage, write_rows
-from ptctl.testing.factories import make_draw, make_score, make_simple_task, make_trajectory, write_dataset
+from ptctl.testing.factories import make_draw, make_simple_task
+from run_files import again, check, flip, found, make_policy, write_policy, write_run
 
-Change = Callable[[list[Any]], Sequence[Any]]
 GONE_PID = 999_999_999
-
-
-def keep(rows: list[Any]) -> Sequence[Any]:
-    return rows
-
-
-def write_run(
-    directory: Path, *, tasks: Change = keep, draws: Change = keep, trajectories: Change = keep, scores: Change = keep
-) -> Path:
-    """A run of three groups of two, with a change to the rows of one kind that the others do not know of."""
-    task_rows = [make_simple_task(f"sum/{n}") for n in range(3)]
-    draw_rows = [make_draw(task, batch="0", position=n, group_size=2) for n, task in enumerate(task_rows)]
-    rows = [make_trajectory(draw, index=index) for draw in draw_rows for index in range(2)]
-    score_rows = [
-        make_score(row, reward=reward) for row, reward in zip(rows, [1.0, 0.0, 0.5, None, 0.0, 1.0], strict=True)
-    ]
-    pool = write_dataset(directory / "tasks", "tasks", [tasks(task_rows)])
-    drawn = write_dataset(directory / "batches" / "0", "draws", [draws(draw_rows)], pool)
-    played = write_dataset(directory / "trajectories" / "0", "trajectories", [trajectories(rows)], drawn)
-    write_dataset(directory / "scores" / "0", "scores", [scores(score_rows)], played)
-    (directory / "recipe.toml").write_text("")
-    return directory
-
-
-def write_policy(directory: Path, version: int, consumed: Sequence[str], **columns: Any) -> Path:
-    place = directory / "policies" / str(version)
-    place.mkdir(parents=True)
-    header = json.dumps({"weight": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "__metadata__": {}}).encode()
-    content = struct.pack("<Q", len(header)) + header + bytes(8)
-    (place / "model.safetensors").write_bytes(content)
-    defaults: dict[str, Any] = {
-        "policy_version": version, "parent_version": None, "batch": None, "phase": None, "algorithm": None,
-        "consumed_group_ids": tuple(consumed), "num_steps": 1, "skipped_steps": 0, "num_trajectories": 0,
-        "num_loss_tokens": 0, "recipe_digest": "", "backend": "megatron",
-        "weights_sha256": hashlib.sha256(content).hexdigest(), "has_checkpoint": False, "metrics_json": "{}",
-        "code_version": "0", "created_at": 0.0,
-    }  # fmt: skip
-    write_json(place / "policy.json", policy_to_json(Policy(**(defaults | columns))))
-    return place
-
-
-def check(*places: Path, deep: bool = True) -> Examination:
-    return examine(find_places([str(place) for place in places]), deep=deep)
-
-
-def found(*places: Path, deep: bool = True) -> list[tuple[str, ProblemKind, str]]:
-    """(directory of the file or its name, what, detail) of each problem."""
-    return [
-        (one.path.parent.parent.name if one.path.suffix == ".parquet" else one.path.name, one.problem, one.detail)
-        for one in check(*places, deep=deep).problems
-    ]
 
 
 def ptctl(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -93,14 +37,17 @@ def ptctl(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment, **options)
 
 
-# ── clean ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── clean ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_sound_run_passes(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     write_policy(run, 0, [])
     write_policy(run, 1, ["0/000000", "0/000001"])
-    write_json(run / "policies" / "skipped-0.json", policy_to_json(_skipped("0/000002")))
+    write_json(
+        run / "policies" / "skipped-0.json",
+        policy_to_json(make_policy(1, consumed_group_ids=("0/000002",), skipped_steps=1)),
+    )
     for deep in (False, True):
         examination = check(run, deep=deep)
         assert examination.problems == ()
@@ -111,14 +58,6 @@ def test_a_sound_run_passes(tmp_path: Path) -> None:
     assert check(moved / "scores" / "0").problems == ()
     assert check(shards_in(moved / "scores" / "0")[0]).num_rows == 6
     assert check(moved / "policies").num_policies == 2
-
-
-def _skipped(*groups: str) -> Policy:
-    return Policy(
-        policy_version=1, parent_version=1, batch="0", phase=None, algorithm=None, consumed_group_ids=groups,
-        num_steps=0, skipped_steps=1, num_trajectories=0, num_loss_tokens=0, recipe_digest="", backend="megatron",
-        weights_sha256="", has_checkpoint=False, metrics_json="{}", code_version="0", created_at=0.0,
-    )  # fmt: skip
 
 
 def test_a_run_of_the_real_stages_passes(tmp_path: Path) -> None:
@@ -145,7 +84,7 @@ def test_an_unfinished_dataset_is_counted_and_is_no_problem(tmp_path: Path) -> N
     assert (examination.problems, examination.num_unfinished, examination.num_datasets) == ((), 1, 4)
 
 
-# ── quick ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── quick ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_quick_checks_find_what_footers_and_sizes_tell(tmp_path: Path) -> None:
@@ -226,13 +165,7 @@ def test_leftovers_of_dead_writers_are_listed_and_swept(tmp_path: Path) -> None:
     assert alive.exists()
 
 
-# ── deep: bytes ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def flip(path: Path, position: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[position] ^= 0x10
-    path.write_bytes(content)
+# ── deep: bytes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_changed_byte_is_found_with_and_without_a_manifest(tmp_path: Path) -> None:
@@ -255,183 +188,7 @@ def test_rows_that_were_made_from_a_damaged_shard_are_not_called_unknown(tmp_pat
     assert ProblemKind.UNKNOWN not in [one.problem for one in problems]
 
 
-# ── deep: keys and references ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def again(rows: list[Any], **columns: Any) -> list[Any]:
-    return [*rows, replace(rows[0], **columns)]
-
-
-def first(**columns: Any) -> Change:
-    return lambda rows: [replace(rows[0], **columns), *rows[1:]]
-
-
-@pytest.mark.parametrize(
-    ("change", "place", "kind", "told"),
-    [
-        ({"tasks": again}, "run", ProblemKind.DUPLICATE, "task_id stands more than once: sum/0"),
-        ({"draws": again}, "batches", ProblemKind.DUPLICATE, "group_id is drawn more than once: 0/000000"),
-        ({"trajectories": again}, "trajectories", ProblemKind.DUPLICATE, "trajectory_id stands more than once"),
-        (
-            {"trajectories": lambda rows: again(rows, trajectory_id="other")},
-            "trajectories", ProblemKind.DUPLICATE, "an attempt at a slot has more than one row: 0/000000[0] attempt 0",
-        ),
-        (
-            {"trajectories": lambda rows: again(rows, trajectory_id="other", attempt=1)},
-            "trajectories", ProblemKind.DUPLICATE, "a slot has more than one final row: 0/000000[0]",
-        ),
-        ({"scores": again}, "scores", ProblemKind.DUPLICATE, "a trajectory is scored more than once"),
-        ({"tasks": lambda rows: rows[1:]}, "batches", ProblemKind.UNKNOWN, "tasks do not have a task_id that draws"),
-        ({"draws": lambda rows: rows[1:]}, "trajectories", ProblemKind.UNKNOWN, "2 rows, such as 0/000000"),
-        ({"trajectories": lambda rows: rows[1:]}, "scores", ProblemKind.UNKNOWN, "a trajectory_id that scores name"),
-        ({"trajectories": lambda rows: []}, "scores", ProblemKind.UNKNOWN, "6 rows"),
-        ({"draws": first(task_digest="x")}, "batches", ProblemKind.CONTRADICTION, "changed since it was drawn: sum/0"),
-        ({"trajectories": first(index=2)}, "trajectories", ProblemKind.CONTRADICTION, "index than its draw allows"),
-        ({"trajectories": first(task_digest="x")}, "trajectories", ProblemKind.CONTRADICTION, "than its draw allows"),
-        ({"scores": first(index=1)}, "scores", ProblemKind.CONTRADICTION, "a score has another group, index"),
-        ({"scores": first(group_id="0/000009")}, "scores", ProblemKind.CONTRADICTION, "a score has another group"),
-        ({"scores": first(reward=None)}, "scores", ProblemKind.REWARD, "without a reward has status `scored`"),
-        ({"scores": first(status="unscored")}, "scores", ProblemKind.REWARD, "another status than `scored`"),
-        ({"tasks": first(target_json='"43"')}, "run", ProblemKind.DIGEST, "not the one of its digest: 'sum/0'"),
-    ],
-)  # fmt: skip
-def test_rows_that_do_not_fit_together(
-    tmp_path: Path, change: dict[str, Change], place: str, kind: ProblemKind, told: str
-) -> None:
-    run = write_run(tmp_path / "run", **change)
-    assert check(run, deep=False).problems == ()
-    problems = found(run)
-    assert [one[:2] for one in problems if told in one[2]] == [(place, kind)], problems
-
-
-def test_another_attempt_after_a_failure_and_another_verifier_are_no_duplicates(tmp_path: Path) -> None:
-    def retried(rows: list[Any]) -> list[Any]:
-        failed = replace(rows[0], trajectory_id="failed", stop_reason=StopReason.ENV_ERROR)
-        return [failed, replace(rows[0], attempt=1), *rows[1:]]
-
-    def rescored(rows: list[Any]) -> list[Any]:
-        rows = [replace(rows[0], attempt=1), *rows[1:]]
-        return [*rows, replace(rows[1], verifier_version="2")]
-
-    assert found(write_run(tmp_path / "run", trajectories=retried, scores=rescored)) == []
-
-
-def test_keys_are_unique_over_a_run_and_within_a_dataset_elsewhere(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    for kind in ("trajectories", "scores"):
-        shutil.copytree(run / kind / "0", run / kind / "again")
-    assert {one[:2] for one in found(run)} == {
-        ("trajectories", ProblemKind.DUPLICATE),
-        ("scores", ProblemKind.DUPLICATE),
-    }
-    (run / "recipe.toml").unlink()  # by hand one batch may be rolled out with two policies
-    assert found(run) == []
-
-
-def test_a_duplicate_in_another_shard_names_both(tmp_path: Path) -> None:
-    draws = [make_draw(make_simple_task("sum/0"), batch="0")]
-    pool = write_dataset(tmp_path / "tasks", "tasks", [[make_simple_task("sum/0")]])
-    one, two = write_dataset(tmp_path / "batches" / "0", "draws", [draws, draws], pool)
-    (problem,) = check(tmp_path / "batches").problems
-    assert (problem.path, problem.problem) == (two, ProblemKind.DUPLICATE)
-    assert problem.detail.endswith(f"first in {one}")
-
-
-# ── deep: tokens ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def with_turn(position: int, **columns: Any) -> Change:
-    def change(rows: list[Trajectory]) -> list[Trajectory]:
-        turns = list(rows[0].turns)
-        turns[position] = replace(turns[position], **columns)
-        return [replace(rows[0], turns=tuple(turns)), *rows[1:]]
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "told"),
-    [
-        (first(loss_mask=(True,) * 4), ProblemKind.STREAMS, "loss_mask and token_ids differ in length"),
-        (first(rollout_logprobs=(-1.0,)), ProblemKind.STREAMS, "rollout_logprobs and token_ids differ in length"),
-        (first(ref_logprobs=(-1.0,)), ProblemKind.STREAMS, "ref_logprobs and token_ids differ in length"),
-        (first(teacher_logprobs=(-1.0,) * 6), ProblemKind.STREAMS, "teacher_logprobs and token_ids differ"),
-        (first(sampling_mask_ids=(1, 2)), ProblemKind.STREAMS, "sampling_mask_offsets do not fit"),
-        (
-            first(sampling_mask_ids=(1, 2), sampling_mask_offsets=(0, 1, 2, 2, 2)),
-            ProblemKind.STREAMS, "sampling_mask_offsets do not fit",
-        ),
-        (
-            first(sampling_mask_ids=(1, 2), sampling_mask_offsets=(0, 1, 0, 2, 2, 2)),
-            ProblemKind.STREAMS, "sampling_mask_offsets do not fit",
-        ),
-        (
-            first(routed_experts=(1,) * 9, routed_experts_shape=(1, 2)),
-            ProblemKind.STREAMS, "routed_experts do not fit their shape",
-        ),
-        (with_turn(1, token_end=6), ProblemKind.SPANS, "turns outside of the tokens"),
-        (with_turn(0, token_start=-1), ProblemKind.SPANS, "turns outside of the tokens"),
-        (with_turn(1, token_start=2), ProblemKind.SPANS, "turns out of order"),
-        (with_turn(1, segment=1), ProblemKind.SPANS, "turns of no segment"),
-        (
-            first(segments=(Segment(token_start=0, token_end=9, opened_by="start"),)),
-            ProblemKind.SPANS, "segments outside of the tokens",
-        ),
-        (
-            first(version_spans=(VersionSpan(policy_version=0, token_start=3, token_end=4),)),
-            ProblemKind.SPANS, "version spans do not cover exactly the sampled tokens",
-        ),
-        (
-            first(version_spans=(VersionSpan(policy_version=0, token_start=2, token_end=5),)),
-            ProblemKind.SPANS, "version spans do not cover exactly the sampled tokens",
-        ),
-        (
-            first(
-                version_spans=(
-                    VersionSpan(policy_version=0, token_start=3, token_end=5),
-                    VersionSpan(policy_version=0, token_start=4, token_end=5),
-                )
-            ),
-            ProblemKind.SPANS, "version spans out of order",
-        ),
-        (first(version_spans=()), ProblemKind.SPANS, "do not cover exactly the sampled tokens"),
-        (first(policy_version_max=3), ProblemKind.SPANS, "policy_version_min or _max is not that of the version spans"),
-        (first(policy_version_min=None), ProblemKind.SPANS, "policy_version_min or _max"),
-    ],
-)  # fmt: skip
-def test_streams_and_spans(tmp_path: Path, change: Change, kind: ProblemKind, told: str) -> None:
-    problems = found(write_run(tmp_path / "run", trajectories=change))
-    assert ("trajectories", kind) in [one[:2] for one in problems]
-    assert any(told in detail for _, _, detail in problems), problems
-
-
-def test_streams_that_were_not_recorded_and_engines_without_versions_are_sound(tmp_path: Path) -> None:
-    def bare(rows: list[Trajectory]) -> list[Trajectory]:
-        unknown = {"policy_version_min": None, "policy_version_max": None, "version_spans": ()}
-        nothing = {"token_ids": (), "loss_mask": (), "turns": (), "segments": (), "rollout_logprobs": ()}
-        return [
-            replace(rows[0], rollout_logprobs=(), **unknown),
-            replace(rows[1], **unknown, **nothing),
-            replace(
-                rows[2],
-                sampling_mask_ids=(1, 2),
-                sampling_mask_offsets=(0, 0, 0, 0, 1, 2),
-                routed_experts=(1,) * 10,
-                routed_experts_shape=(1, 2),
-                version_spans=(
-                    VersionSpan(policy_version=3, token_start=3, token_end=4),
-                    VersionSpan(policy_version=4, token_start=4, token_end=5),
-                ),
-                policy_version_min=3,
-                policy_version_max=4,
-            ),
-            *rows[3:],
-        ]
-
-    assert found(write_run(tmp_path / "run", trajectories=bare)) == []
-
-
-# ── policies ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── policies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_policies_without_record_or_with_torn_weights(tmp_path: Path) -> None:
@@ -500,7 +257,7 @@ def test_groups_are_consumed_once_and_were_drawn(tmp_path: Path) -> None:
     assert "first by" in check(run).problems[0].detail
 
 
-# ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the command ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_problems_are_told_on_standard_output(tmp_path: Path) -> None:

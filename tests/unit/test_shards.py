@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from ptctl.records import ROW_TYPES, Segment, Trajectory, Turn, VersionSpan
 from ptctl.shards import files
 from ptctl.shards.columns import stream_views
 from ptctl.shards.dataset import expand, is_complete, read_manifest, shards_in, unique_rows, upstream, write_manifest
-from ptctl.shards.files import committed_file, sweep
+from ptctl.shards.files import TEMPORARY_MARK, committed_file, sweep
 from ptctl.shards.follow import follow_shards
+from ptctl.shards.policies import read_policy_file
 from ptctl.shards.reader import read_rows, read_table, shard_metadata
 from ptctl.shards.schema import fingerprint, narrow_columns, schema_of
 from ptctl.shards.writer import Lineage, write_rows
@@ -210,8 +212,23 @@ def test_leftovers_are_invisible_and_swept_when_their_writer_is_gone(tmp_path: P
     assert shards_in(tmp_path) == [path]
     assert duckdb.sql(f"select count(*) from read_parquet('{tmp_path}/*.parquet')").fetchall() == [(1,)]
     assert pq.read_table(tmp_path).num_rows == 1
+    # Another host's file, whose name begins like this host's, and a name that is none of ours.
+    host = socket.gethostname()
+    other = dead.with_name(dead.name.replace(f"{TEMPORARY_MARK}{host}-", f"{TEMPORARY_MARK}{host}-999999999-"))
+    strange = tmp_path / f".x{TEMPORARY_MARK}{host}-not-a-number"
+    for name in (other, strange):
+        shutil.copy(path, name)
     assert sweep(tmp_path) == [dead]
     assert left.exists()
+    assert other.exists()
+    assert strange.exists()
+
+
+@pytest.mark.parametrize("text", ["[1]", "{}", "{", '"x"'])
+def test_a_policy_file_that_is_none_is_corrupt(tmp_path: Path, text: str) -> None:
+    (tmp_path / "policy.json").write_text(text)
+    with pytest.raises(CorruptShard, match=r"policy\.json"):
+        read_policy_file(tmp_path / "policy.json")
 
 
 def test_the_manifest_is_last_and_says_what_is_there(tmp_path: Path) -> None:

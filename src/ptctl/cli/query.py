@@ -6,12 +6,12 @@ import re
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
-from ptctl.cli.options import FormatOption, NulOption, named_or_here
-from ptctl.errors import ExitCode, UsageError
+from ptctl.cli.options import FormatOption, NulOption, StopFlag, named_or_here
+from ptctl.errors import ExitCode, Interrupted, UsageError
 
 app = typer.Typer(add_completion=False)
 UNITS = {
@@ -56,22 +56,22 @@ def query_command(
     ] = None,
 ) -> None:
     """Run SQL (DuckDB) over the rows of a run and print the result. Reads the shards, writes nothing."""
+    # A flag and no exception, which DuckDB and imports would swallow; so the spill directory goes with the process.
+    stopped = StopFlag().install()
     from ptctl.reports import tabular
     from ptctl.shards.views import find_sources, open_views
 
     chosen = tabular.check_format(format_name, sys.stdout, tabular.FORMATS)
     memory_bytes = None if memory_limit is None else parse_size(memory_limit)
-    signal.signal(signal.SIGTERM, _terminated)
     sources = find_sources(named_or_here(datasets), nul=null, allow_empty=allow_empty)
-    with open_views(sources, memory_bytes=memory_bytes, spill_parent=temp_directory) as views:
-        schema, batches = views.query(sql)
-        tabular.write(batches, schema, chosen, sys.stdout)
-        sys.stdout.flush()
-
-
-def _terminated(number: int, frame: object) -> NoReturn:
-    """Leave by an exception, so that the spill directory goes with the process."""
-    raise typer.Exit(ExitCode.SIGTERM)
+    try:
+        with open_views(sources, memory_bytes=memory_bytes, spill_parent=temp_directory, stopped=stopped) as views:
+            schema, batches = views.query(sql)
+            tabular.write(batches, schema, chosen, sys.stdout)
+            sys.stdout.flush()
+    except Interrupted as error:
+        interrupted = stopped.signal_number == signal.SIGINT
+        raise typer.Exit(ExitCode.SIGINT if interrupted else ExitCode.SIGTERM) from error
 
 
 def parse_size(text: str) -> int:

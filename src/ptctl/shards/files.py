@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -21,6 +22,7 @@ from typing import Any
 from ptctl.errors import CannotCreate, OutputError
 
 TEMPORARY_MARK = ".tmp-"
+_TEMPORARY_NAME = re.compile(r"\..*\.tmp-(?P<host>.+)-(?P<pid>\d+)-[0-9a-f]{8}")
 
 
 def make_directory(directory: Path) -> None:
@@ -116,13 +118,13 @@ def write_json(path: Path, value: Any) -> None:
 def sweep(directory: Path) -> list[Path]:
     """Remove temporary names that a dead process of this host left in `directory`; returns what was removed."""
     removed: list[Path] = []
-    mark = f"{TEMPORARY_MARK}{socket.gethostname()}-"
     if not directory.is_dir():
         return removed
     for path in directory.iterdir():
-        if not path.name.startswith(".") or mark not in path.name:
+        written_by = _TEMPORARY_NAME.fullmatch(path.name)
+        if written_by is None or written_by["host"] != socket.gethostname():
             continue
-        pid = int(path.name.rsplit(mark, 1)[1].split("-")[0])
+        pid = int(written_by["pid"])
         if pid == os.getpid() or Path(f"/proc/{pid}").exists():
             continue
         if path.is_dir():

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ptctl.errors import CorruptShard, InputNotFound
 from ptctl.records import Policy
@@ -25,12 +25,13 @@ def policy_to_json(policy: Policy) -> dict[str, Any]:
 def read_policy_file(path: Path) -> Policy:
     """Read a `policy.json` or a `skipped-*.json`. Raises InputNotFound or CorruptShard."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        loaded: object = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise InputNotFound(f"no {path.name} in {path.parent}") from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # neither JSON nor UTF-8
         raise CorruptShard(f"cannot read {path}: {error}", hint="restore or remove it") from error
     known = {field.name for field in fields(Policy)}
+    values: Any = cast("Any", loaded) if isinstance(loaded, dict) else {}
     if set(values) != known:
         raise CorruptShard(f"{path} has other fields than this version of ptctl writes")
     return Policy(**values | {"consumed_group_ids": tuple(values["consumed_group_ids"])})

@@ -53,8 +53,11 @@ def _metadata(file: pq.ParquetFile, path: Path) -> dict[str, Any]:
     stored = file.metadata.metadata or {}
     if METADATA_KEY not in stored:
         raise SchemaMismatch(f"{path} was not written by ptctl", hint="import it with `ptctl tasks import`")
-    lineage = cast("dict[str, Any]", json.loads(stored[METADATA_KEY]))
-    return lineage | cast("dict[str, Any]", json.loads(stored.get(CONTENT_KEY, b"{}")))
+    try:
+        lineage = cast("dict[str, Any]", json.loads(stored[METADATA_KEY]))
+        return lineage | cast("dict[str, Any]", json.loads(stored.get(CONTENT_KEY, b"{}")))
+    except (ValueError, TypeError) as error:
+        raise SchemaMismatch(f"{path} has metadata that is no JSON object: {error}", hint="restore the file") from error
 
 
 def shard_metadata(path: Path) -> dict[str, Any]:

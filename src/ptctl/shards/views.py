@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import duckdb
 import pyarrow as pa
 
-from ptctl.errors import InputNotFound, OutputError, UsageError
+from ptctl.errors import InputNotFound, Interrupted, OutputError, UsageError
 from ptctl.records import ROW_TYPES
 from ptctl.shards.columns import rows_to_table
 from ptctl.shards.database import READ_OPTIONS, Database, literal, open_database, quoted, utf8_text
@@ -35,7 +35,7 @@ from ptctl.shards.verified import verified_kind
 
 T = TypeVar("T")
 BATCH_ROWS = 8192
-INTERRUPT_INTERVAL_S = 0.1
+POLL_S = 0.1
 QUERY_NODES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 """Nodes of DuckDB's syntax tree that compute and write nothing; all others are refused."""
 READING_HINT = "a query is one SELECT, WITH, FROM, VALUES, DESCRIBE, SUMMARIZE or SHOW; --format and > write results"
@@ -98,12 +98,16 @@ def policy_directories(directory: Path) -> list[Path]:
 
 @contextmanager
 def open_views(
-    sources: Sources, *, memory_bytes: int | None = None, spill_parent: Path | None = None
+    sources: Sources,
+    *,
+    memory_bytes: int | None = None,
+    spill_parent: Path | None = None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Generator[Views]:
     """A database with a view of each kind: `tasks`, `draws`, `trajectories`, `scores` and `policies`.
 
-    Kinds that are not there are empty and have their declared columns. Raises CorruptShard for a policy that cannot be
-    read, CannotCreate where there is no place to spill.
+    Kinds that are not there are empty and have their declared columns. `stopped` is asked while a query runs. Raises
+    CorruptShard for a policy that cannot be read, CannotCreate where there is no place to spill.
     """
     with open_database(memory_bytes=memory_bytes, spill_parent=spill_parent, keep_order=True) as database:
         for kind in ROW_TYPES:
@@ -114,7 +118,7 @@ def open_views(
         database.execute("SET enable_external_access = false")
         database.execute("SET lock_configuration = true")
         with ThreadPoolExecutor(1) as thread:
-            yield Views(database, thread, sources)
+            yield Views(database, thread, sources, stopped)
 
 
 def _make_view(database: Database, kind: str, sources: Sources) -> None:
@@ -136,16 +140,20 @@ def _make_view(database: Database, kind: str, sources: Sources) -> None:
 class Views:
     """Runs queries, one after the other."""
 
-    def __init__(self, database: Database, thread: ThreadPoolExecutor, sources: Sources) -> None:
+    def __init__(
+        self, database: Database, thread: ThreadPoolExecutor, sources: Sources, stopped: Callable[[], bool]
+    ) -> None:
         self._database = database
         self._connection = database.connection
         self._thread = thread
         self._sources = sources
+        self._stopped = stopped
 
     def query(self, sql: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
         """Run one reading statement: the schema of its result and its rows, a batch at a time, as DuckDB makes them.
 
-        Raises UsageError for what DuckDB refuses, OutputError where memory or spill space end, CorruptShard.
+        Raises UsageError for what DuckDB refuses, OutputError where memory or spill space end, CorruptShard, and
+        Interrupted once `stopped` says so.
         """
         statement = self._reading_statement(sql)
         try:
@@ -181,6 +189,9 @@ class Views:
         """Do something in DuckDB on the other thread: this one stays free to notice a signal, and then interrupts."""
         future = self._thread.submit(work)
         try:
+            while not wait([future], timeout=POLL_S).done:
+                self._raise_if_stopped()
+            self._raise_if_stopped()
             return future.result()
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             self._explain(str(error))
@@ -189,7 +200,11 @@ class Views:
         finally:
             while not future.done():  # more than once: an interrupt that comes before the query begins is lost
                 self._connection.interrupt()
-                wait([future], timeout=INTERRUPT_INTERVAL_S)
+                wait([future], timeout=POLL_S)
+
+    def _raise_if_stopped(self) -> None:
+        if self._stopped():
+            raise Interrupted("stopped while a query ran")
 
     def _refuse_unreadable(self) -> None:
         for kind, paths in self._sources.shards.items():
