@@ -166,7 +166,6 @@ class _Follower:
             self.directory.batches,
             done=lambda batch: is_complete(self.directory.trajectories / batch.name),
             stopped=self.stopped,
-            idle=lambda: False,
         )
         try:
             while (batch := await asyncio.to_thread(next, batches, None)) is not None:

@@ -98,7 +98,6 @@ def _follow(run: RunDirectory, stopped: Callable[[], bool]) -> None:
         run.batches,
         done=lambda batch: is_complete(run.scores / batch.name),
         stopped=stopped,
-        idle=lambda: False,
     )
     for batch in batches:
         facts = manifest_facts(batch)

@@ -127,9 +127,7 @@ class _Follower:
     def run(self) -> None:
         backend = self._start()
         try:
-            for scores in follow_datasets(
-                self.directory.scores, done=self._is_done, stopped=self.stopped, idle=lambda: False
-            ):
+            for scores in follow_datasets(self.directory.scores, done=self._is_done, stopped=self.stopped):
                 self._train(backend, scores)
         finally:
             backend.close()

@@ -90,13 +90,10 @@ def follow_shards(directory: Path, *, stopped: Callable[[], bool]) -> Iterator[P
         poll.wait()
 
 
-def follow_datasets(
-    directory: Path, *, done: Callable[[Path], bool], stopped: Callable[[], bool], idle: Callable[[], bool]
-) -> Iterator[Path]:
+def follow_datasets(directory: Path, *, done: Callable[[Path], bool], stopped: Callable[[], bool]) -> Iterator[Path]:
     """Yield each complete dataset below `directory` that is not `done`, lowest batch first, until `stopped`.
 
-    `idle` is called when there is none; it may use the time and returns whether it did anything. Whether a dataset is
-    done is looked up each time, never remembered: what is committed is the only fact.
+    Whether a dataset is done is looked up each time, never remembered: what is committed is the only fact.
     """
     finished: set[Path] = set()
     poll = Poll()
@@ -107,5 +104,5 @@ def follow_datasets(
             if done(waiting):
                 finished.add(waiting)  # a dataset that is done stays done; saves looking again
             poll.found()
-        elif not idle():
+        else:
             poll.wait()
